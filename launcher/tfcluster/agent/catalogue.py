@@ -177,6 +177,8 @@ class Scan(FileOrder):
     """Answered by `Scanned`."""
     folder: str
     most: int
+    changes: bool = False
+    """True if only what differs from the last such listing of this folder is wanted."""
 
 class Read(FileOrder):
     """Answered by frames with the bytes from `offset` to `size`, then `ReadEnd`."""

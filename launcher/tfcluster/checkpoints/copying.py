@@ -1,4 +1,5 @@
-"""Verified copies of single files, atomic writes, and TensorFlow's ``checkpoint`` text file.
+"""Folders that checkpoints are gathered from, verified copies of single files, atomic writes, and
+TensorFlow's ``checkpoint`` text file.
 
 A copy is made in chunks, synced to the disk and read back.
 """
@@ -12,11 +13,14 @@ import os
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import BinaryIO
+from functools import partial
+from pathlib import Path, PurePath
+from typing import BinaryIO, Protocol
 
+from tfcluster.agent import budgets
 from tfcluster.agent.error_text import reason_of
 from tfcluster.agent.files.blobs import write_at
+from tfcluster.agent.files.outgoing import walk
 from tfcluster.checkpoints.completeness import Entry
 
 CHUNK = 4 * 1024 * 1024
@@ -102,10 +106,16 @@ def copy_gathered(
     _check_copy(target, found, entry, stopped)
 
 
+def partial_of(target: Path) -> Path:
+    """Return the place beside `target` of its copy in progress; its name is never too long."""
+    name = hashlib.sha256(os.fsencode(target.name)).hexdigest()[:16]
+    return target.with_name(f"{PARTIAL}{name}")
+
+
 @contextlib.contextmanager
 def replacing(target: Path) -> Iterator[Path]:
     """Yield a free path beside `target`, whose file then replaces it: it may be read meanwhile."""
-    partial = target.with_name(f"{PARTIAL}{target.name}-{os.getpid()}")
+    partial = Path(f"{partial_of(target)}-{os.getpid()}")
     try:
         yield partial
         partial.replace(target)
@@ -228,3 +238,76 @@ def _is_still(source: Path, descriptor: int, expected: Entry) -> bool:
         and (named.st_dev, named.st_ino) == (read.st_dev, read.st_ino)
         and (read.st_size, read.st_mtime_ns) == (expected.size, expected.mtime_ns)
     )
+
+
+def scan(
+    directory: Path,
+    *,
+    most: int | None = None,
+    enters: Callable[[str], bool] = lambda path: True,
+    stopped: Stopped = never,
+) -> tuple[Entry, ...]:
+    """Return every file and folder below `directory`; links are neither followed nor listed.
+
+    Folders below it are searched if it `enters` them. Files that vanish meanwhile are left out; a
+    missing directory is empty. Agents list folders of other machines in the same way. Raises
+    OSError, also if there are more than `most` entries, and CancelledError.
+    """
+    found = []
+    names = walk(str(directory), "", partial(raise_if_cancelled, stopped), enters)
+    for number, (path, size, mtime_ns) in enumerate(names, 1):
+        if most is not None and number > most:
+            raise OSError(budgets.too_many_files(str(directory), most))
+        found.append(Entry(path, size, mtime_ns))
+    return tuple(found)
+
+
+class Source(Protocol):
+    """A folder that a task writes to, on any machine.
+
+    Every method may raise OSError if the folder cannot be reached, and CancelledError.
+    """
+
+    @property
+    def folder(self) -> PurePath:
+        """The folder's path on the task's machine."""
+
+    def scan(self, *, stopped: Stopped = never) -> tuple[Entry, ...]:
+        """Return everything in the folder; () if it does not exist."""
+
+    def copy(self, entry: Entry, target: Path, *, stopped: Stopped = never) -> str:
+        """Copy one file, which appears whole; return its SHA-512. See `copying.copy_verified`."""
+
+    def check(self, entries: Sequence[Entry], *, stopped: Stopped = never) -> None:
+        """Raise SourceChangedError unless all `entries` are unchanged."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalSource:
+    """A folder of this machine."""
+
+    folder: Path
+    most: int = budgets.LISTED_CHECKPOINTS
+    """The limit of files and folders in a listing; a larger one is an error."""
+    enters: Callable[[str], bool] = lambda path: True
+
+    def scan(self, *, stopped: Stopped = never) -> tuple[Entry, ...]:
+        return scan(self.folder, most=self.most, enters=self.enters, stopped=stopped)
+
+    def copy(self, entry: Entry, target: Path, *, stopped: Stopped = never) -> str:
+        with replacing(target) as partial:
+            return copy_verified(self.folder / entry.path, partial, entry, stopped=stopped)
+
+    def check(self, entries: Sequence[Entry], *, stopped: Stopped = never) -> None:
+        for entry in entries:
+            try:
+                found = (self.folder / entry.path).lstat()
+            except OSError as error:
+                raise SourceChangedError(f"{entry.path}: {reason_of(error)}") from error
+            if (found.st_size, found.st_mtime_ns) != (entry.size, entry.mtime_ns):
+                raise SourceChangedError(f"{entry.path}: changed while its checkpoint was copied")
+
+
+def source_of(place: Path | Source) -> Source:
+    """Return `place` as a source; a path means a folder of this machine."""
+    return LocalSource(place) if isinstance(place, Path) else place

@@ -11,7 +11,7 @@ import json
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from posixpath import dirname
@@ -20,9 +20,13 @@ from tfcluster.agent import budgets, foreign_json
 from tfcluster.agent.catalogue import Saved
 from tfcluster.agent.error_text import reason_of
 from tfcluster.checkpoints.completeness import Checkpoint, Entry, Kind, find, oldest_first
-from tfcluster.checkpoints.copying import CancelledError, SourceChangedError, partial_bytes
-from tfcluster.checkpoints.restore import Follower, LocalFollower
-from tfcluster.checkpoints.sources import Source, source_of
+from tfcluster.checkpoints.copying import (
+    CancelledError,
+    Source,
+    SourceChangedError,
+    partial_bytes,
+    source_of,
+)
 from tfcluster.checkpoints.store import Damaged, Gathered, IncompleteError, Store, worth_keeping
 
 _MOST_SAVES_BYTES = 4 << 20
@@ -51,21 +55,19 @@ class ReportedSave:
 
 
 class Gatherer:
-    """The watcher of one directory, which fills a store and updates followers (evaluators)."""
+    """The watcher of one directory, which fills a store."""
 
     def __init__(
         self,
         directory: Path | Source,
         store: Store,
         *,
-        followers: Iterable[Path | Follower] = (),
         saves: Path | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Prepare; `saves`: the file with the reported saves, for a later gatherer."""
         self.store = store
         self._source = source_of(directory)
-        self._followers = [LocalFollower(f) if isinstance(f, Path) else f for f in followers]
         self._clock = clock
         self._before: tuple[float, tuple[Entry, ...]] | None = None
         self._saves = saves
@@ -228,8 +230,6 @@ class Gatherer:
                 gathered.append(one)
             self._done_bytes += checkpoint.bytes
         self._remember_backups(listing)
-        for follower in self._followers:
-            self._bring_up_to_date(follower)
         return [held for held in self.store.held if held in gathered]
 
     def _worth_copying(
@@ -323,14 +323,6 @@ class Gatherer:
     def _remember_backups(self, listing: Sequence[Entry]) -> None:
         held = {_folder_of(g.checkpoint) for g in self.store.held if g.kind is Kind.BACKUP}
         self._backups |= held & _folders_with_files(listing)
-
-    def _bring_up_to_date(self, follower: Follower) -> None:
-        try:
-            follower.follow(self.store.held, stopped=self._is_cancelled)
-        except (SourceChangedError, CancelledError):
-            pass
-        except OSError as error:
-            self._note(f"{follower.directory} does not get new checkpoints: {reason_of(error)}")
 
     def _note(self, text: str) -> None:
         if text not in self._noted:

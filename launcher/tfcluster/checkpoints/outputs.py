@@ -7,26 +7,19 @@ run folder, also after a failure; for other new files the user is shown the opti
 
 from __future__ import annotations
 
-import contextlib
 import fnmatch
 import json
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from pathlib import Path, PurePosixPath
 
+from tfcluster.agent import budgets
 from tfcluster.agent.error_text import describe_error
 from tfcluster.checkpoints.completeness import Entry
-from tfcluster.checkpoints.copying import (
-    SourceChangedError,
-    Stopped,
-    never,
-    raise_if_cancelled,
-    replace_verified,
-)
+from tfcluster.checkpoints.copying import LocalSource, Source, SourceChangedError, Stopped, never
 from tfcluster.checkpoints.file_formats import find_output_damage
 from tfcluster.errors import join_first
 
@@ -81,35 +74,30 @@ def describe_new_files(before: WorkdirBefore, *, gathered: Iterable[str] = ()) -
 
 
 def gather_outputs(
-    workdir: Path, globs: Sequence[str], destination: Path, *, stopped: Stopped = never
+    place: Path | Source, globs: Sequence[str], destination: Path, *, stopped: Stopped = never
 ) -> Outputs:
-    """Copy the files that `globs` match below `workdir` to the same paths below `destination`.
+    """Copy the files that `globs` match in a working directory to the same paths elsewhere.
 
-    A link is followed only if its target is inside the working directory. Raises CancelledError,
-    and OSError for the destination's disk.
+    Links are not followed. Raises CancelledError, and OSError for the destination's disk.
     """
-    root = workdir.resolve()
-    files, unreadable, notes = set[str](), set[str](), list[str]()
-
-    def failed(error: OSError) -> None:
-        unreadable.add(Path(error.filename).relative_to(root).as_posix())
-
-    for pattern in globs:
-        matches = _matches(root, pattern, stopped)
-        if not matches:
-            notes.append(f"checkpoints.outputs: nothing matches {pattern}")
-        for match in matches:
-            if match.resolve().is_relative_to(root):
-                files.update(_files_of(root, match, failed, stopped))
-            else:
-                name = match.relative_to(root)
-                notes.append(f"checkpoints.outputs: {name} links out of the working directory")
-        if "**" in pattern and matches:  # a glob skips folders it cannot read
-            for _ in os.walk(root / _before_wildcards(pattern), onerror=failed):
-                raise_if_cancelled(stopped)
-    notes += map(_unreadable_note, sorted(unreadable))
-    files = {path for path in files if not _TEMPORARY.search(path)}
-    copied = [path for path in sorted(files) if _copy(root, path, destination, notes, stopped)]
+    if isinstance(place, Path):  # which may hold a data set as well
+        parts = [pattern.rstrip("/").split("/") for pattern in globs]
+        source: Source = LocalSource(
+            place,
+            most=budgets.LISTED_OUTPUTS,
+            enters=lambda folder: any(_may_match_below(folder, each) for each in parts),
+        )
+    else:
+        source = place
+    entries = {entry.path: entry for entry in source.scan(stopped=stopped)}
+    found = matching(entries.values(), globs)
+    copied, notes = list[str](), list(found.notes)
+    for path in found.files:
+        try:
+            source.copy(entries[path], destination / path, stopped=stopped)
+            copied.append(path)
+        except SourceChangedError as error:
+            notes.append(f"checkpoints.outputs: {path} was not copied: {describe_error(error)}")
     return Outputs(tuple(copied), tuple(notes))
 
 
@@ -130,10 +118,7 @@ def describe_damage(
 
 
 def matching(entries: Iterable[Entry], globs: Sequence[str]) -> Outputs:
-    """Return the files of another machine's folder that `globs` match, from its listing.
-
-    A glob that matches a folder means everything in it.
-    """
+    """Return the files of a listing that `globs` match; a folder means everything in it."""
     files, notes, known, unreadable = set[str](), list[str](), list[str](), list[str]()
     for entry in entries:
         if not entry.path.endswith("/"):
@@ -142,27 +127,27 @@ def matching(entries: Iterable[Entry], globs: Sequence[str]) -> Outputs:
         elif entry.is_unreadable:
             unreadable.append(entry.path.rstrip("/"))
     for pattern in globs:
-        regex = re.compile(_as_regex(pattern))
+        regex, parts = re.compile(_as_regex(pattern)), pattern.rstrip("/").split("/")
         found = [path for path in known if regex.match(path)]
         if not found:
             notes.append(f"checkpoints.outputs: nothing matches {pattern}")
         files.update(found)
-        for path in unreadable:  # it may hold files that the glob matches
-            is_below = f"{path}/".startswith(_before_wildcards(pattern))
-            if regex.match(path) or ("**" in pattern and is_below):
-                notes.append(_unreadable_note(path))
-    notes = list(dict.fromkeys(notes))
-    return Outputs(tuple(sorted(files)), tuple(notes))
+        notes += (
+            f"checkpoints.outputs: {path} cannot be read: nothing in it was copied"
+            for path in unreadable
+            if _may_match_below(path, parts)
+        )
+    return Outputs(tuple(sorted(files)), tuple(dict.fromkeys(notes)))
 
 
-def _before_wildcards(pattern: str) -> str:
-    """Return the folder, with a slash, that holds everything the pattern can match."""
-    fixed = takewhile(lambda part: not set("*?[") & set(part), pattern.split("/")[:-1])
-    return "".join(f"{part}/" for part in fixed)
-
-
-def _unreadable_note(folder: str) -> str:
-    return f"checkpoints.outputs: {folder} cannot be read: nothing in it was copied"
+def _may_match_below(folder: str, pattern: Sequence[str]) -> bool:
+    """Return whether a pattern, by its parts, may match something in a folder."""
+    for name, part in zip(folder.split("/"), pattern, strict=False):
+        if part == "**":
+            return True
+        if not fnmatch.fnmatchcase(name, part):
+            return False
+    return True
 
 
 def _as_regex(pattern: str) -> str:
@@ -176,50 +161,6 @@ def _as_regex(pattern: str) -> str:
             parts.append(name.replace(".*", "[^/]*") + "/")
     whole = "".join(parts)
     return whole.removesuffix("/") + r"(?:/.*)?\Z" if whole.endswith("/") else whole + r".*\Z"
-
-
-def _matches(root: Path, pattern: str, stopped: Stopped) -> list[Path]:
-    """Return what `pattern` matches; an absolute pattern, or one with ``..``, matches nothing."""
-    parts = PurePosixPath(pattern)
-    if parts.is_absolute() or ".." in parts.parts or not parts.parts:
-        return []
-    found = []
-    with contextlib.suppress(OSError, ValueError):
-        for match in root.glob(pattern):
-            raise_if_cancelled(stopped)
-            found.append(match)
-    return sorted(found)
-
-
-def _files_of(
-    root: Path, match: Path, failed: Callable[[OSError], None], stopped: Stopped
-) -> Iterable[str]:
-    """Yield the matched file, or every file in the matched folder, relative to `root`.
-
-    `failed` is called for each folder that cannot be read.
-    """
-    if match.is_file():
-        yield match.relative_to(root).as_posix()
-        return
-    for folder, _, names in os.walk(match, onerror=failed):
-        for name in names:
-            raise_if_cancelled(stopped)
-            path = Path(folder, name)
-            if path.is_file() and path.resolve().is_relative_to(root):
-                yield path.relative_to(root).as_posix()
-
-
-def _copy(root: Path, path: str, destination: Path, notes: list[str], stopped: Stopped) -> bool:
-    source = (root / path).resolve()
-    target = destination / path
-    try:
-        found = source.stat()
-        entry = Entry(path, found.st_size, found.st_mtime_ns)
-        replace_verified(source, target, entry, stopped=stopped)
-    except (SourceChangedError, FileNotFoundError) as error:
-        notes.append(f"checkpoints.outputs: {path} was not copied: {describe_error(error)}")
-        return False
-    return True
 
 
 def _visible_files(workdir: Path, home: Path | None) -> list[str] | None:

@@ -33,16 +33,18 @@ from tfcluster.checkpoints.copying import (
     NOT_AS_GATHERED,
     PARTIAL,
     DamagedError,
+    Source,
     SourceChangedError,
     Stopped,
     copy_gathered,
     never,
     replace_verified,
     replacing,
+    scan,
+    source_of,
     sync_folder,
     write_atomically,
 )
-from tfcluster.checkpoints.sources import Source, scan, source_of
 
 T = TypeVar("T")
 

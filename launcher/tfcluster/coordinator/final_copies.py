@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from tfcluster.agent.error_text import describe_error
 from tfcluster.checkpoints.completeness import find
-from tfcluster.checkpoints.copying import CancelledError, SourceChangedError, Stopped
+from tfcluster.checkpoints.copying import CancelledError, Source, SourceChangedError, Stopped
 from tfcluster.checkpoints.outputs import Outputs, describe_damage, gather_outputs
 from tfcluster.checkpoints.store import Store, deliver
 from tfcluster.nodes.task_folders import TaskFolders
@@ -82,13 +82,10 @@ class FinalCopies:
         globs, into, stopped = self.plan.checkpoints.outputs, self.paths.outputs, self.stopped
         if not globs:
             return ()
-        found = Outputs((), ())
+        found, workdir = Outputs((), ()), self.folders.workdir(self.chief)
         failure = "checkpoints.outputs were not all copied"
-        with self._noting_failure(failure, "outputs", self.folders.workdir(self.chief)):
-            if self.folders.is_remote(self._node):
-                found = self.folders.fetch_outputs(self.chief, globs, into, stopped=stopped)
-            else:
-                found = gather_outputs(Path(self.plan.workdir), globs, into, stopped=stopped)
+        with self._noting_failure(failure, "outputs", _path_of(workdir)):
+            found = gather_outputs(workdir, globs, into, stopped=stopped)
             self.notes += describe_damage(into, found.files, stopped=stopped)
         self.notes += found.notes
         return found.files
@@ -134,8 +131,11 @@ class FinalCopies:
 
     @property
     def _checkpoint_folder(self) -> PurePath:
-        directory = self.folders.checkpoints(self.chief)
-        return directory if isinstance(directory, Path) else directory.folder
+        return _path_of(self.folders.checkpoints(self.chief))
+
+
+def _path_of(place: Path | Source) -> PurePath:
+    return place if isinstance(place, Path) else place.folder
 
 
 class StalledError(OSError):
@@ -152,6 +152,8 @@ class FileThreads:
         """Make the threads; `progress` returns a number that grows while work goes on."""
         self._progress, self._silence_s = progress, silence_s
         self._threads = ThreadPoolExecutor(thread_name_prefix="files")
+        self.is_stalled = False
+        """True if the last work was given up."""
 
     def close(self) -> None:
         """Let the threads end; those whose work never ends are not waited for."""
@@ -168,9 +170,11 @@ class FileThreads:
         while silent_s < self._silence_s:
             done, _ = await asyncio.wait([future], timeout=step_s)
             if done:
+                self.is_stalled = False
                 return future.result()
             now = self._progress()
             silent_s, before = (silent_s + step_s if now == before else 0.0), now
+        self.is_stalled = True
         future.add_done_callback(lambda late: late.cancelled() or late.exception())
         raise StalledError(
             f"{what} has made no progress for {self._silence_s:.0f} s: a file system of this"

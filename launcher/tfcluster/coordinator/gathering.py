@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from tfcluster.agent import budgets
 from tfcluster.agent.catalogue import Saved
-from tfcluster.agent.error_text import describe_error
+from tfcluster.agent.error_text import describe_error, reason_of
 from tfcluster.checkpoints import outputs
 from tfcluster.checkpoints.completeness import Newest
 from tfcluster.checkpoints.copying import CancelledError, SourceChangedError
@@ -24,6 +24,7 @@ from tfcluster.checkpoints.restore import newest_in, newest_of, newest_reported
 from tfcluster.checkpoints.store import Gathered, Store
 from tfcluster.coordinator.final_copies import FileThreads, FinalCopies, StalledError
 from tfcluster.errors import RunFolderError, SetupError
+from tfcluster.nodes.filling import Follower
 from tfcluster.nodes.task_folders import TaskFolders
 from tfcluster.plans.plan import Plan, TaskId
 from tfcluster.rundir import events as ev
@@ -75,7 +76,8 @@ class RunGathering:
         up may still save after that: its checkpoints are not gathered."""
         self._folders: TaskFolders
         self._before: outputs.WorkdirBefore | None = None
-        self._is_due = asyncio.Event()
+        self._is_due, self._has_gathered = asyncio.Event(), asyncio.Event()
+        self._followers: list[Follower] = []
         self._chief_is_over = False
         self._is_cancelled = threading.Event()
         self._salvaging: asyncio.Task[str] | None = None
@@ -83,7 +85,7 @@ class RunGathering:
         """`_missed`: why the last gathering after a chief's end failed."""
         self._beats, self._threads = 0, FileThreads(self._moved)
         self._found, self._notes = deque[Event](), deque(map(str, self._store.damaged))
-        self.is_incomplete = self._is_incomplete = False
+        self.is_incomplete = False
         """True if something could not be copied in the end."""
         self.missed = ""
         """The reason why the newest checkpoint was not gathered in the end; "" if it was."""
@@ -178,11 +180,10 @@ class RunGathering:
         try:
             found = await self._threads.run(set_aside, "the check of checkpoints")
             self._notes.extend(map(str, found))
-            if found and gatherer is not None:
-                gather = partial(self._gather_with, gatherer, is_final=True, may_be_new=True)
-                self._note_problem(await self._threads.run(gather, "the gathering of checkpoints"))
         except StalledError:
             return False
+        if found:
+            self._note_problem(await self._gather(may_be_new=True))
         return bool(found)
 
     async def gather_latest(self, *, others_train: bool = False) -> list[Event]:
@@ -198,7 +199,7 @@ class RunGathering:
         if not others_train:
             self._folders.use_full_speed()
         self._await("checkpoints")
-        self._missed = await self._try_to_gather(is_final=True)
+        self._missed = await self._gather()
         if self._missed and self._is_chief_lost:
             self._missed = await self._salvage()
         else:
@@ -220,7 +221,7 @@ class RunGathering:
         before, missed = self.newest, self._missed
         capabilities = self._plan.node(self._chief_node).capabilities
         if not capabilities.starts_fresh:
-            why = await self._try_to_gather(is_final=True, may_be_new=True)
+            why = await self._gather(may_be_new=True)
             is_gone = capabilities.loses_files and self.newest == before  # it may be a new one
             missed = why or (missed if is_gone else "")
         self._missed = ""
@@ -280,7 +281,6 @@ class RunGathering:
             self._salvaging = None
 
     async def _gather_salvaged(self) -> str:
-        assert self._gatherer is not None
         assert self._chief is not None
         with tempfile.TemporaryDirectory(
             prefix=".salvaged-", dir=self._paths.root, ignore_cleanup_errors=True
@@ -289,11 +289,7 @@ class RunGathering:
                 await self._folders.salvage_checkpoints(self._chief, Path(folder))
             except (SetupError, OSError) as error:
                 return describe_error(error)
-            gather = partial(self._gather_with, self._gatherer, is_final=True, salvaged=folder)
-            try:
-                return await self._threads.run(gather, "the gathering of checkpoints")
-            except StalledError as error:
-                return describe_error(error)
+            return await self._gather(salvaged=Path(folder))
 
     def take_events(self) -> list[Event]:
         """Return what was gathered since the last call, and what the user should know of it."""
@@ -311,48 +307,39 @@ class RunGathering:
             return [ev.Warned(message=why)]
         return []
 
-    def _gather_new(self, *, is_final: bool, may_be_new: bool = False) -> str:
+    async def _gather(
+        self,
+        *,
+        is_final: bool = True,
+        may_be_new: bool = False,
+        salvaged: Path | None = None,
+    ) -> str:
         """Gather what is new in the chief's directory; return why that failed, or "".
 
-        Nothing is new after an attempt that ended before its tasks were started. A disk that
-        fails does not end the run.
+        Nothing is new after an attempt that ended before its tasks were started, nor while the
+        directory is being filled, unless it `may_be_new`. A disk that fails does not end the run.
         """
         gatherer = self._gatherer
-        if gatherer is None or self._is_filling:
+        if gatherer is None or (self._is_filling and not may_be_new):
             return ""
-        return self._gather_with(gatherer, is_final=is_final, may_be_new=may_be_new)
 
-    def _gather_with(
-        self,
-        gatherer: Gatherer,
-        *,
-        is_final: bool,
-        may_be_new: bool = False,
-        salvaged: str | None = None,
-    ) -> str:
-        why = ""
+        def gather() -> None:
+            try:
+                if is_final:
+                    found = gatherer.gather_last(salvaged, may_be_new=may_be_new)
+                else:
+                    found = gatherer.gather()
+                self._found.extend(_event(gathered, self._paths) for gathered in found)
+            except CancelledError:
+                pass  # `finish` notes it
+            finally:
+                self._notes.extend(gatherer.take_notes())
+
         try:
-            if salvaged is not None:
-                found = gatherer.gather_last(Path(salvaged))
-            elif may_be_new:
-                found = gatherer.gather_last(may_be_new=True)
-            else:
-                found = gatherer.gather_last() if is_final else gatherer.gather()
-            self._found.extend(_event(gathered, self._paths) for gathered in found)
-        except CancelledError:
-            pass  # `_finish` notes it
+            await self._threads.run(gather, "the gathering of checkpoints")
         except OSError as error:
-            why = describe_error(error)
-        self._notes.extend(gatherer.take_notes())
-        return why
-
-    async def _try_to_gather(self, *, is_final: bool, may_be_new: bool = False) -> str:
-        """Gather what is new in the chief's directory; return why that failed, or ""."""
-        gather = partial(self._gather_new, is_final=is_final, may_be_new=may_be_new)
-        try:
-            return await self._threads.run(gather, "the gathering of checkpoints")
-        except StalledError as error:
             return describe_error(error)
+        return ""
 
     def _note_problem(self, why: str) -> None:
         """Note why gathering failed, once per reason."""
@@ -371,21 +358,19 @@ class RunGathering:
         self._is_settled = False
         if chief != self._chief and self._runs_chief:
             evaluators = (task.id for task in self._plan.tasks if task.id.job == "evaluator")
-            followers = map(self._folders.follower, evaluators)
-            source = self._folders.checkpoints(chief)
-            self._chief = chief
-            self._gatherer = Gatherer(
-                source, self._store, followers=followers, saves=self._paths.saves
-            )
+            self._followers = [*map(self._folders.follower, evaluators)]
+            self._chief, source = chief, self._folders.checkpoints(chief)
+            self._gatherer = Gatherer(source, self._store, saves=self._paths.saves)
 
     async def follow(self, report: Callable[[Event], None]) -> None:
         """Gather until cancelled: every 2 s, and soon after a task reported a save.
 
-        TensorBoard files of other machines are copied every 10 s.
+        Evaluators get what was gathered; TensorBoard files of other machines are copied every 10 s.
         """
         if self.is_gathering:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._follow_checkpoints(report))
+                group.create_task(self._fill_evaluators())
                 group.create_task(self._follow_tensorboard())
 
     async def _follow_checkpoints(self, report: Callable[[Event], None]) -> None:
@@ -396,9 +381,28 @@ class RunGathering:
                     await asyncio.sleep(LEAST_GAP_S)
             self._is_due.clear()
             if not self._is_settled:
-                self._note_problem(await self._try_to_gather(is_final=self._chief_is_over))
+                self._note_problem(await self._gather(is_final=self._chief_is_over))
             for event in self.take_events():
                 report(event)
+            self._has_gathered.set()
+
+    async def _fill_evaluators(self) -> None:
+        """Add gathered checkpoints to the evaluators' folders."""
+        noted = set[str]()
+        while True:
+            await self._has_gathered.wait()
+            self._has_gathered.clear()
+            for follower in self._followers:
+                try:
+                    await follower.follow(self._store.held)
+                except SourceChangedError:
+                    pass  # the next gathering finds newer ones
+                except OSError as error:
+                    why = (
+                        f"{follower.target.folder} does not get new checkpoints: {reason_of(error)}"
+                    )
+                    self._notes.extend({why} - noted)
+                    noted.add(why)
 
     async def _follow_tensorboard(self) -> None:
         fetch = partial(self._folders.fetch_tensorboard, stopped=self._is_stopped)
@@ -448,25 +452,28 @@ class RunGathering:
         self._folders.use_full_speed()
         if not (self._runs_chief and self._keeps_files):
             return []
-        self.is_incomplete = True  # stays so if this raises
-        is_salvaged = False
-        if self.lost_node:
+        self.is_incomplete, why = True, ""  # stays so if this raises, or a disk does not respond
+        if self._gathers:
             self._await("checkpoints")
-            is_salvaged = not await self._salvage()
-        try:
-            finish = partial(self._finish, is_salvaged=is_salvaged)
-            events = await self._threads.run(finish, "the final copying")
-        except StalledError as error:
-            self._await("")
-            self._note_missed(describe_error(error))
-            events, notes = self._take_results()
-            return events + [
-                ev.Warned(message=n, closing=True) for n in (*notes, describe_error(error))
-            ]
-        self.is_incomplete = self._is_incomplete
-        return events
+            if not self.lost_node or await self._salvage():
+                why = await self._gather()
+            if self._gatherer is not None and self._gatherer.misses_newest():
+                cancelled = _STOPPED if self._is_cancelled.is_set() else ""
+                self.missed = cancelled or why or "not all of its files could be copied"
+        events, notes = self._take_results()
+        if self._threads.is_stalled:
+            notes.append(why)
+        else:
+            copy = partial(self._copy_the_rest, why, has_notes=bool(notes))
+            try:
+                notes += await self._threads.run(copy, "the final copying")
+            except StalledError as error:
+                notes.append(describe_error(error))
+        self._await("")
+        return events + [ev.Warned(message=note, closing=True) for note in notes]
 
-    def _finish(self, *, is_salvaged: bool) -> list[Event]:
+    def _copy_the_rest(self, why: str, *, has_notes: bool) -> list[str]:
+        """Copy all but checkpoints, in a thread; return sentences for the user."""
         last = FinalCopies(
             self._plan,
             self._paths,
@@ -476,16 +483,11 @@ class RunGathering:
             self._is_stopped,
             self._await,
         )
-        if self._gathers:
-            self._await("checkpoints")
-            why = "" if is_salvaged else self._gather_new(is_final=True)
-            if why:
-                last.note_missed_checkpoints(why)
-            self._note_missed(why)
-        elif not self._is_shared and self._chief is not None:
+        if why:
+            last.note_missed_checkpoints(why)
+        elif not (self._gathers or self._is_shared) and self._chief is not None:
             last.note_remote_checkpoints()
-        events, notes = self._take_results()
-        if notes:
+        if has_notes:
             last.note_incomplete()
         copied = last.copy_outputs()
         if self._gathers:
@@ -493,15 +495,8 @@ class RunGathering:
         last.deliver(copied)
         if self._is_cancelled.is_set():
             last.note_cancelled()
-        self._await("")
-        notes += [*last.notes, *self._note_uncopied_files(copied)]
-        self._is_incomplete = last.is_incomplete
-        return events + [ev.Warned(message=note, closing=True) for note in notes]
-
-    def _note_missed(self, why: str) -> None:
-        if self._gathers and self._gatherer is not None and self._gatherer.misses_newest():
-            cancelled = _STOPPED if self._is_cancelled.is_set() else ""
-            self.missed = cancelled or why or "not all of its files could be copied"
+        self.is_incomplete = last.is_incomplete
+        return [*last.notes, *self._note_uncopied_files(copied)]
 
     def _note_uncopied_files(self, copied: Sequence[str]) -> list[str]:
         """Note new files of the workdir that were not copied, if the run has no checkpoint."""

@@ -19,15 +19,13 @@ from pathlib import Path, PurePosixPath
 from tfcluster import backends
 from tfcluster.agent.error_text import describe_error
 from tfcluster.backends import job_watch, past_runs
-from tfcluster.checkpoints.copying import CancelledError
+from tfcluster.checkpoints.copying import CancelledError, Source
 from tfcluster.checkpoints.gatherer import Gatherer
-from tfcluster.checkpoints.sources import Source
 from tfcluster.checkpoints.store import Store
 from tfcluster.coordinator import cleanup
 from tfcluster.coordinator.gathering import list_held
 from tfcluster.errors import NodeLostError, TfclusterError
 from tfcluster.nodes.hub import Hub
-from tfcluster.nodes.remote_checkpoints import RemoteSource
 from tfcluster.plans.plan import NodePlan, Plan, TaskId
 from tfcluster.plans.remote_paths import CACHE, NodePaths, node_folder
 from tfcluster.rundir import registry
@@ -37,6 +35,7 @@ from tfcluster.rundir.run_writer import require_json
 from tfcluster.rundir.snapshot import RunSnapshot
 from tfcluster.rundir.states import Status
 from tfcluster.supervision.restart_policy import chief_among
+from tfcluster.wire.remote_source import RemoteSource
 
 _COPY_S, _POLL_S = 60.0, 0.5
 

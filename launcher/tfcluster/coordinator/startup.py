@@ -27,7 +27,7 @@ from tfcluster.preflight import probes
 from tfcluster.preflight.rules import Finding, PreflightReport
 from tfcluster.rundir import run_writer
 from tfcluster.rundir.paths import RunPaths
-from tfcluster.wire.file_trees import Sent
+from tfcluster.wire.file_sending import Sent
 
 _PRELOAD_REPLIES = (msg.PreloadReady, msg.PreloadFailed)
 

@@ -19,7 +19,7 @@ from tfcluster.nodes import git_listing
 from tfcluster.nodes.git_listing import is_credential
 from tfcluster.plans.plan import Plan
 from tfcluster.rundir.paths import home
-from tfcluster.wire.file_trees import Sent
+from tfcluster.wire.file_sending import Sent
 
 MAX_BYTES = 200 * 1000 * 1000
 MAX_FILES = 50_000

@@ -4,29 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import tempfile
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path, PurePath, PurePosixPath
 
 from tfcluster.agent import budgets
 from tfcluster.agent.error_text import describe_error
-from tfcluster.checkpoints import outputs
 from tfcluster.checkpoints.completeness import Entry
-from tfcluster.checkpoints.copying import SourceChangedError, Stopped
-from tfcluster.checkpoints.outputs import Outputs
-from tfcluster.checkpoints.restore import Follower, newest_of, put_back
-from tfcluster.checkpoints.sources import Source
+from tfcluster.checkpoints.copying import Source, Stopped
+from tfcluster.checkpoints.restore import newest_of
 from tfcluster.checkpoints.store import Gathered
-from tfcluster.nodes import remote_checkpoints
+from tfcluster.nodes.filling import Follower, LocalTarget, RemoteTarget, Target, put_back
 from tfcluster.nodes.hub import Hub
-from tfcluster.nodes.remote_checkpoints import RemoteFollower
 from tfcluster.nodes.remote_folders import Site
 from tfcluster.plans.plan import Plan, TaskId
 from tfcluster.rundir.paths import RunPaths
-from tfcluster.wire.file_sending import FilesStalledError, RemoteFilesError
-from tfcluster.wire.file_trees import Sent
+from tfcluster.wire.file_sending import FilesStalledError
+from tfcluster.wire.remote_source import RemoteSource, grows, is_same
+
+_RATE = 50e6
+"""Bytes per second at which a checkpoint is copied while its task trains."""
+_TENSORBOARD_RATE = 5e6
 
 
 class TaskFolders:
@@ -69,10 +69,13 @@ class TaskFolders:
         """Return the command by which the user copies `folder` from a node that was reached."""
         return self._hub.fetch_command(self._plan.node(node), folder)
 
-    def workdir(self, task: TaskId) -> PurePosixPath:
-        """Return the working directory of `task` on its node."""
+    def workdir(self, task: TaskId) -> Path | Source:
+        """Return the working directory of `task`, or the source that reads it."""
         site = self._site(task)
-        return PurePosixPath(site.folder(self._plan.node(site.node).workdir))
+        if not site.is_remote:
+            return Path(self._plan.workdir)
+        folder = PurePosixPath(site.folder(self._plan.node(site.node).workdir))
+        return replace(self._source(site.node, folder), most=budgets.LISTED_OUTPUTS)
 
     def checkpoints(self, task: TaskId) -> Path | Source:
         """Return the folder where `task` saves, or the source that reads it on another machine."""
@@ -89,34 +92,17 @@ class TaskFolders:
         node, folder = self._plan.node(site.node), site.paths.task_checkpoints(task)
         await self._hub.salvage(node, folder, into)
 
-    def follower(self, evaluator: TaskId) -> Path | Follower:
-        """Return the evaluator's folder, or what adds gathered checkpoints to a remote one."""
-        site = self._site(evaluator)
-        folder = site.paths.task_checkpoints(evaluator)
+    def follower(self, evaluator: TaskId) -> Follower:
+        """Return what adds gathered checkpoints to the evaluator's folder."""
+        return Follower(self._target(evaluator), beside=self._paths.root)
+
+    def _target(self, task: TaskId) -> Target:
+        site = self._site(task)
+        folder = site.paths.task_checkpoints(task)
         if not site.is_remote:
-            return folder
-        source = self._source(site.node, folder)
-        return RemoteFollower(source.folder, source.files, loop=self._loop, beside=self._paths.root)
-
-    def fetch_outputs(
-        self, task: TaskId, globs: Sequence[str], into: Path, *, stopped: Stopped
-    ) -> Outputs:
-        """Copy the files that the globs match in the remote workdir of `task`; blocks.
-
-        Raises OSError, CancelledError.
-        """
-        folder = self._source(self._site(task).node, self.workdir(task))
-        source = replace(folder, max_entries=budgets.LISTED_OUTPUTS)
-        entries = {entry.path: entry for entry in source.scan(stopped=stopped)}
-        found = outputs.matching(entries.values(), globs)
-        copied, notes = list[str](), list(found.notes)
-        for path in found.files:
-            try:
-                source.copy(entries[path], into / path, stopped=stopped)
-                copied.append(path)
-            except SourceChangedError as error:
-                notes.append(f"checkpoints.outputs: {path} was not copied: {describe_error(error)}")
-        return Outputs(tuple(copied), tuple(notes))
+            return LocalTarget(folder)
+        files, is_lost = partial(self._hub.files, site.node), partial(self.is_lost, site.node)
+        return RemoteTarget(PurePosixPath(folder), files, is_lost)
 
     def fetch_tensorboard(self, *, stopped: Stopped) -> dict[str, tuple[PurePosixPath, str]]:
         """Copy the new parts of remote tasks' TensorBoard files; blocks.
@@ -140,7 +126,7 @@ class TaskFolders:
 
     def _fetch_node_tensorboard(self, site: Site, stopped: Stopped) -> str:
         """Copy the files of all tasks of a node after one listing; return why one failed, or ""."""
-        rate, why = remote_checkpoints.TENSORBOARD_RATE, ""
+        rate, why = _TENSORBOARD_RATE, ""
         source = self._source(site.node, site.paths.curves, rate)
         folders = {task.id.file_name for task in self._plan.tasks if task.node == site.node}
         for entry in source.scan(stopped=stopped):
@@ -153,19 +139,15 @@ class TaskFolders:
                     why = f"{entry.path}: {describe_error(error)}"
         return why
 
-    def _fetch_tensorboard_file(
-        self, source: remote_checkpoints.RemoteSource, entry: Entry, stopped: Stopped
-    ) -> None:
+    def _fetch_tensorboard_file(self, source: RemoteSource, entry: Entry, stopped: Stopped) -> None:
         target = self._paths.curves / entry.path
-        if "tfevents" in PurePosixPath(entry.path).name:  # TensorFlow only appends to it
+        if grows(entry.path):
             source.follow(entry, target, stopped=stopped)
-        elif not entry.path.endswith("/") and not _is_same(target, entry):
+        elif not entry.path.endswith("/") and not is_same(target, entry):
             source.copy(entry, target, stopped=stopped)
 
-    def _source(
-        self, node: str, folder: PurePath, rate: float = remote_checkpoints.RATE
-    ) -> remote_checkpoints.RemoteSource:
-        return remote_checkpoints.RemoteSource(
+    def _source(self, node: str, folder: PurePath, rate: float = _RATE) -> RemoteSource:
+        return RemoteSource(
             PurePosixPath(folder),
             lambda: self._hub.files(node),
             self._loop,
@@ -173,48 +155,12 @@ class TaskFolders:
         )
 
     async def put_back(self, state: Sequence[Gathered], tasks: Iterable[TaskId]) -> int | None:
-        """Make the tasks' folders hold `state`: first the remote ones, then all local ones or none.
+        """Have the tasks' folders hold `state`; return its step, None if it is unknown.
 
-        Return its step; None if it is unknown. Raises SourceChangedError, OSError.
+        Raises SourceChangedError, OSError.
         """
-        local, remote = list[Path](), list[tuple[TaskId, Site]]()
-        for task in tasks:
-            site = self._site(task)
-            if site.is_remote:
-                remote.append((task, site))
-            else:
-                local.append(site.paths.task_checkpoints(task))
-        if remote:
-            await self._send(state, remote)
-        if local:
-            await asyncio.to_thread(put_back, state, local)
+        await put_back(state, [self._target(task) for task in tasks], beside=self._paths.root)
         return newest_of(state).step
-
-    async def _send(self, state: Sequence[Gathered], tasks: Sequence[tuple[TaskId, Site]]) -> None:
-        with tempfile.TemporaryDirectory(prefix=".outgoing-", dir=self._paths.root) as folder:
-            files = await asyncio.to_thread(remote_checkpoints.files_to_send, Path(folder), state)
-            sending = (self._send_to_task(site, task, files) for task, site in tasks)
-            results = await asyncio.gather(*sending, return_exceptions=True)
-        for result in results:
-            if isinstance(result, BaseException):
-                raise result
-
-    async def _send_to_task(self, site: Site, task: TaskId, files: Sequence[Sent]) -> None:
-        """Send the files to one task's folder; a node lost meanwhile is reported by its link."""
-        try:
-            into = str(site.paths.task_checkpoints(task))
-            await self._hub.files(site.node).send_tree(into, files, keep=False)
-        except RemoteFilesError:
-            if not self._hub.is_lost(site.node):
-                raise
 
     def _site(self, task: TaskId) -> Site:
         return self._hub.site(self._plan.task(task).node)
-
-
-def _is_same(target: Path, entry: Entry) -> bool:
-    try:
-        found = target.stat()
-    except OSError:
-        return False
-    return (found.st_size, found.st_mtime_ns) == (entry.size, entry.mtime_ns)

@@ -28,8 +28,9 @@ from tfcluster.wire.file_sending import (
     RemoteFilesError,
     SendFile,
     Sending,
+    Sent,
+    announce,
 )
-from tfcluster.wire.file_trees import Sent, announce
 from tfcluster.wire.messages import FileSlice, Hurried, Reconnected
 
 R = TypeVar("R", bound=msg.Report)
@@ -98,15 +99,17 @@ class RemoteFiles:
             question.put(message)
 
     async def scan(
-        self, folder: str, *, most: int = budgets.LISTED_OUTPUTS
+        self, folder: str, *, most: int = budgets.LISTED_OUTPUTS, changes: bool = False
     ) -> list[tuple[str, int, int]]:
         """Return (path, size in bytes, mtime in ns) of all below `folder`; none if it is missing.
 
-        Raises RemoteFilesError, also if there are more than `most`.
+        `changes`: only of what differs from the last listing of this kind that the node's file
+        process has made. Raises RemoteFilesError, also if there are more than `most`.
         """
         found: list[tuple[str, int, int]] = []
         async with self._ask() as question:
-            await self._send(msg.Scan(id=question.number, folder=folder, most=most))
+            order = msg.Scan(id=question.number, folder=folder, most=most, changes=changes)
+            await self._send(order)
             while not question.is_answered:
                 answer = await _next(question, msg.Scanned, folder)
                 if answer.left_off:
@@ -141,19 +144,18 @@ class RemoteFiles:
         mtime_ns: int,
         rate: float | None = None,
         start: int = 0,
+        offset: int = 0,
         grows: bool = False,
     ) -> str:
-        """Pass the contents of a file to `take`, from offset `start` on; return their SHA-512 as
-        the node computed it.
+        """Pass the contents of a file to `take`, from `offset` on; return the SHA-512 of those from
+        `start` on, as the node computed it.
 
         `size` (bytes) and `mtime_ns`: as `scan` listed them. `rate`: bytes per second at most.
         `grows`: the file may get longer than `size` meanwhile. At most a few MB are buffered
         while `take` runs. Raises RemoteFileChangedError, RemoteFilesError, and what `take` raises.
         """
-        file = msg.Read(
-            id=0, folder=folder, path=path, size=size, mtime_ns=mtime_ns, start=start, offset=start
-        )
-        order = replace(file, rate=rate, grows=grows)
+        file = msg.Read(id=0, folder=folder, path=path, size=size, mtime_ns=mtime_ns, rate=rate)
+        order = replace(file, start=start, offset=offset, grows=grows)
         hurries = self._hurries
         while True:
             async with self._ask() as question:

@@ -81,6 +81,17 @@ def read_report(message: Mapping[str, Any]) -> msg.Report:
     return report or Unknown()
 
 
+def read_file_report(kind: bytes, payload: bytes) -> msg.FileReport | FileSlice:
+    """Return what a file process has sent. Raises ProtocolError for anything else."""
+    if kind == protocol.FILE:
+        name, offset, data = protocol.read_data(payload)
+        return FileSlice(name=name, offset=offset, data=data)
+    report = read_report(protocol.read_control(payload)) if kind == protocol.CONTROL else None
+    if not isinstance(report, msg.FileReport):
+        raise ProtocolError("a message that is not about files")
+    return report
+
+
 async def read_welcome(
     reader: asyncio.StreamReader, decoder: protocol.Decoder
 ) -> tuple[msg.Welcome, list[Frame]]:

@@ -17,10 +17,9 @@ from tests.privileges import without_override
 from tfcluster.agent.catalogue import Saved
 from tfcluster.checkpoints import copying
 from tfcluster.checkpoints.completeness import Checkpoint, Kind, Newest
-from tfcluster.checkpoints.copying import CancelledError, copy_verified
+from tfcluster.checkpoints.copying import CancelledError, LocalSource, copy_verified
 from tfcluster.checkpoints.gatherer import Gatherer
-from tfcluster.checkpoints.restore import newest_of, put_back
-from tfcluster.checkpoints.sources import LocalSource
+from tfcluster.checkpoints.restore import fill, newest_of
 from tfcluster.checkpoints.store import Gathered, Store
 
 from .files import (
@@ -57,8 +56,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def gatherer(chief: Path, tmp_path: Path, clock: Clock) -> Gatherer:
-    store = Store(tmp_path / "store", keep=3)
-    return Gatherer(chief, store, followers=[tmp_path / "evaluator"], clock=clock)
+    return Gatherer(chief, Store(tmp_path / "store", keep=3), clock=clock)
 
 
 def gather_steps(gatherer: Gatherer, clock: Clock, times: int = 2) -> list[int | None]:
@@ -79,17 +77,6 @@ def test_a_checkpoint_is_gathered_by_the_second_call_and_only_once(
     assert gather_steps(gatherer, clock, 1) == [1]
     assert gather_steps(gatherer, clock, 3) == []
     assert gatherer.gather_last() == []
-
-
-def test_two_calls_within_half_a_second_gather_nothing(
-    chief: Path, gatherer: Gatherer, clock: Clock
-) -> None:
-    write_prefix(chief, "ckpt-1")
-    gatherer.gather()
-    clock.now += 0.01
-
-    assert gatherer.gather() == []
-    assert gather_steps(gatherer, clock, 1) == [1]
 
 
 def test_calls_in_quick_succession_gather_after_half_a_second(
@@ -139,20 +126,8 @@ def test_a_clock_that_is_set_back_loses_no_checkpoint(
     assert {"ckpt-30", "ckpt-35", "ckpt-40"} <= set(held)
     assert newest_of(store.state()) == Newest(40, "ckpt-40")
     assert latest(store.root) == "ckpt-40/ckpt-40"
-    assert latest(chief.parent / "evaluator") == "ckpt-40"
     (model,) = (one for one in store.state() if one.kind is Kind.KERAS)
     assert model.path.read_bytes() == (chief / "model.keras").read_bytes()
-
-
-def test_a_backup_that_is_rewritten_after_the_clock_was_set_back_is_gathered(
-    chief: Path, gatherer: Gatherer, clock: Clock
-) -> None:
-    for number, saved in (("1", 1000), ("2", 10)):
-        shutil.rmtree(chief / "backup", ignore_errors=True)
-        write_prefix(chief / "backup" / "chief", f"ckpt-{number}", saved=saved)
-        gather_steps(gatherer, clock)
-
-    assert [one.checkpoint.number for one in gatherer.store.held] == [2]
 
 
 def test_the_last_model_of_a_script_that_trains_twice_is_kept(
@@ -241,17 +216,8 @@ def test_names_that_are_not_utf_8_are_gathered(chief: Path, gatherer: Gatherer) 
     store = Store(gatherer.store.root)
     assert {one.path.name for one in store.held} == {name, "ckpt-1"}
     assert latest(store.root) == "ckpt-1/ckpt-1"
-    put_back(store.state(), [chief.parent / "worker-1"])
+    fill(chief.parent / "worker-1", store.state())
     assert (chief.parent / "worker-1" / f"{name}.index").exists()
-
-
-def test_a_checkpoint_has_the_step_that_the_task_reported(chief: Path, gatherer: Gatherer) -> None:
-    write_prefix(chief / "sub", "ckpt-3")
-    write_keras(chief / "model.keras")
-    gatherer.saved(Saved(path=str(chief / "sub" / "ckpt-3"), step=1200))
-    gatherer.saved(Saved(path="model.keras", step=1300))
-
-    assert {gathered.step for gathered in gatherer.gather_last()} == {1200, 1300}
 
 
 GATHER = """
@@ -259,7 +225,7 @@ import itertools, sys
 from pathlib import Path
 from tfcluster.checkpoints.copying import CancelledError
 from tfcluster.checkpoints.gatherer import Gatherer
-from tfcluster.checkpoints.sources import LocalSource
+from tfcluster.checkpoints.copying import LocalSource
 from tfcluster.checkpoints.store import Store
 clock = itertools.count(0, 2).__next__
 gatherer = Gatherer(Path(sys.argv[1]), Store(Path(sys.argv[2]), keep=3), clock=clock)
@@ -344,7 +310,7 @@ def test_a_checkpoint_rotated_away_during_its_copy_is_skipped(
             delete_prefix(chief, "ckpt-2")
         return copy(source, *rest, **named)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("tfcluster.checkpoints.sources.copy_verified", rotate_then_copy)
+    monkeypatch.setattr("tfcluster.checkpoints.copying.copy_verified", rotate_then_copy)
 
     assert [gathered.save for gathered in gatherer.gather_last()] == [1]
     assert gatherer.take_notes() == []
@@ -362,7 +328,7 @@ def test_a_full_disk_is_reported_once_and_retried_later(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr("tfcluster.checkpoints.sources.copy_verified", full)
+        patch.setattr("tfcluster.checkpoints.copying.copy_verified", full)
         assert gather_steps(gatherer, clock, 10) == []
 
     assert tries == 1
@@ -394,6 +360,9 @@ def test_a_cancelled_call_returns_soon_and_leaves_nothing(
 
     assert results == [[]]
     assert [path for path in (tmp_path / "store").iterdir() if path.is_dir()] == []
+    with pytest.raises(CancelledError):
+        gatherer.gather()
+    assert [gathered.save for gathered in gatherer.gather_last()] == [1], "at the end it does"
 
 
 @pytest.mark.parametrize("others", [set(), {Kind.TF_CHECKPOINT}])
@@ -462,69 +431,12 @@ def test_an_estimator_that_restarts_and_rewrites_its_graph_loses_nothing(
     assert (held.step, held.kind) == (5, Kind.ESTIMATOR)
 
 
-def test_an_evaluator_s_directory_gets_new_checkpoints(
-    chief: Path, gatherer: Gatherer, clock: Clock, tmp_path: Path
-) -> None:
-    evaluator = tmp_path / "evaluator"
-    (evaluator / "eval").mkdir(parents=True)
-    (evaluator / "eval" / "events").write_text("its own")
-    for step in range(1, 9):
-        write_prefix(chief, f"model.ckpt-{step}", saved=step)
-        gather_steps(gatherer, clock)
-
-    names = sorted(path.name for path in evaluator.glob("*.index"))
-    assert names == [f"model.ckpt-{step}.index" for step in range(4, 9)]
-    text = (evaluator / "checkpoint").read_text()
-    assert text.startswith('model_checkpoint_path: "model.ckpt-8"\n')
-    assert text.count("all_model_checkpoint_paths") == 5
-    assert (evaluator / "eval" / "events").read_text() == "its own"
-
-
-def test_a_follower_copies_each_checkpoint_once_with_several_series(
-    chief: Path, gatherer: Gatherer, tmp_path: Path
-) -> None:
-    for step in (1, 2, 3):
-        write_prefix(chief, f"old-{step}", saved=step)
-    inodes: dict[str, int] = {}
-    for step in range(1, 9):
-        write_prefix(chief, f"new-{step}", saved=10 + step)
-        gatherer.gather_last()
-        for path in (tmp_path / "evaluator").glob("*.index"):
-            assert inodes.setdefault(path.name, path.stat().st_ino) == path.stat().st_ino
-
-    existing = {path.stem for path in (tmp_path / "evaluator").glob("*.index")}
-    assert existing == {f"old-{step}" for step in (1, 2, 3)} | {
-        f"new-{step}" for step in range(4, 9)
-    }
-
-
-def test_a_follower_whose_directory_was_replaced_is_filled_again(
-    chief: Path, gatherer: Gatherer, tmp_path: Path
-) -> None:
-    write_prefix(chief, "ckpt-1", saved=1)
-    gatherer.gather_last()
-    shutil.rmtree(tmp_path / "evaluator")
-
-    gatherer.gather_last()
-
-    assert (tmp_path / "evaluator" / "ckpt-1.index").exists()
-
-
-def test_a_cancelled_gatherer_still_gathers_at_the_end(chief: Path, gatherer: Gatherer) -> None:
-    write_prefix(chief, "ckpt-1")
-    gatherer.cancel()
-
-    with pytest.raises(CancelledError):
-        gatherer.gather()
-    assert [gathered.save for gathered in gatherer.gather_last()] == [1]
-
-
 FILL_A_SMALL_DISK = """
 import sys
 from pathlib import Path
 from tfcluster.checkpoints.copying import CancelledError
 from tfcluster.checkpoints.gatherer import Gatherer
-from tfcluster.checkpoints.sources import LocalSource
+from tfcluster.checkpoints.copying import LocalSource
 from tfcluster.checkpoints.store import Store
 
 gatherer = Gatherer(Path(sys.argv[1]), Store(Path(sys.argv[2])))

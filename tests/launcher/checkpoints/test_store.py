@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from tfcluster.checkpoints.completeness import Checkpoint, Entry, find
-from tfcluster.checkpoints.copying import CancelledError, SourceChangedError, Stopped
-from tfcluster.checkpoints.sources import scan
+from tfcluster.checkpoints.copying import CancelledError, SourceChangedError, Stopped, scan
 from tfcluster.checkpoints.store import (
     Gathered,
     IncompleteError,
@@ -252,7 +251,7 @@ def test_a_full_disk_leaves_the_store_unchanged(
         target.write_bytes(b"half")
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("tfcluster.checkpoints.sources.copy_verified", full)
+    monkeypatch.setattr("tfcluster.checkpoints.copying.copy_verified", full)
     with pytest.raises(OSError, match="No space left"):
         add(store, chief)
 
@@ -267,8 +266,8 @@ class Crash(BaseException):
 @pytest.mark.parametrize(
     "crash_before",
     [
-        "sources.copy_verified",
-        "sources.LocalSource.check",
+        "copying.copy_verified",
+        "copying.LocalSource.check",
         "store._write_note",
         "store.sync_folder",
         "copying.write",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -12,8 +13,8 @@ import pytest
 
 from tfcluster.checkpoints.completeness import Kind
 from tfcluster.checkpoints.gatherer import Gatherer
-from tfcluster.checkpoints.restore import put_back
 from tfcluster.checkpoints.store import Store
+from tfcluster.nodes.filling import LocalTarget, put_back
 
 SCRIPT = Path(__file__).with_name("save_with_tensorflow.py")
 ROOT = Path(__file__).parents[3]
@@ -84,7 +85,7 @@ def test_a_task_finds_the_state_that_was_put_back(python: str, tmp_path: Path) -
     gatherer = Gatherer(chief, Store(tmp_path / "store"))
     gatherer.gather_last()
 
-    put_back(gatherer.store.state(), [task])
+    asyncio.run(put_back(gatherer.store.state(), [LocalTarget(task)], beside=tmp_path))
 
     row = json.dumps({"kind": Kind.TF_CHECKPOINT, "path": str(task / "tf" / "ckpt-3")})
     run(python, "load", chief, task / "tf", stdin=row)

@@ -24,7 +24,7 @@ from tfcluster.agent import budgets
 from tfcluster.agent.catalogue import TaskReport
 from tfcluster.agent.protocol import LOG, data_frame
 from tfcluster.agent.tasks.task import _DECISIVE, ReportBudget
-from tfcluster.checkpoints.sources import scan
+from tfcluster.checkpoints.copying import scan
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.run_writer import RunWriter

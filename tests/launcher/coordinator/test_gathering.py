@@ -23,6 +23,8 @@ from tfcluster.checkpoints.restore import newest_of
 from tfcluster.checkpoints.store import Gathered
 from tfcluster.coordinator.gathering import NOTHING, RunGathering
 from tfcluster.errors import RunFolderError
+from tfcluster.nodes import filling
+from tfcluster.nodes.filling import Follower, LocalTarget
 from tfcluster.plans.plan import TaskId
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.events import Event
@@ -64,8 +66,8 @@ class LocalFolders:
     def checkpoints(self, task: TaskId) -> Path:
         return self._paths.task_checkpoints(task)
 
-    def follower(self, task: TaskId) -> Path:
-        return self._paths.task_checkpoints(task)
+    def follower(self, task: TaskId) -> Follower:
+        return Follower(LocalTarget(self.checkpoints(task)), beside=self._paths.root)
 
     def use_full_speed(self) -> None:
         """Do nothing."""
@@ -86,7 +88,8 @@ class LocalFolders:
         return self._paths.root
 
     async def put_back(self, state: Sequence[Gathered], tasks: Iterable[TaskId]) -> int | None:
-        restore.put_back(state, map(self.checkpoints, tasks))
+        targets = [LocalTarget(self.checkpoints(task)) for task in tasks]
+        await filling.put_back(state, targets, beside=self._paths.root)
         return newest_of(state).step
 
 
@@ -140,7 +143,7 @@ def test_a_disk_that_stays_full_is_an_environment_error(
 def test_a_failed_gathering_is_reported_once_and_does_not_end_the_run(
     run_gathering: RunGathering, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def gather_last() -> list[Any]:
+    def gather_last(*_: Any, **how: Any) -> list[Any]:
         raise FULL
 
     monkeypatch.setattr(run_gathering._gatherer, "gather_last", gather_last)
@@ -192,21 +195,6 @@ def test_what_nobody_needs_is_neither_copied_nor_kept(paths: RunPaths, tmp_path:
 
     assert asyncio.run(run_gathering.finish()) == []
     assert not run_gathering.is_incomplete, "the folders on the nodes are removed"
-
-
-def test_a_gathered_checkpoint_gets_its_step_from_a_later_report(
-    run_gathering: RunGathering, paths: RunPaths
-) -> None:
-    """The copy is made before the report of the save arrives; the task exits only later."""
-    chief = paths.task_checkpoints(run_gathering._plan.chief)
-    write_prefix(chief, "ckpt-2")
-    asyncio.run(run_gathering.gather_latest())
-    assert run_gathering.newest == Newest(None, "ckpt-2")
-    run_gathering.saved(Saved(path=str(chief / "ckpt-2"), step=10, at_ns=time.time_ns()))
-    (events,) = asyncio.run(run_gathering.gather_latest())
-    assert run_gathering.newest == Newest(10, "ckpt-2")
-    assert events.to_json()["step"] == 10
-    assert [record["step"] for record in run_gathering.list_gathered()] == [10]
 
 
 def test_a_newer_checkpoint_changes_the_mark_of_the_newest(
@@ -294,7 +282,7 @@ def test_a_checkpoint_gathered_while_the_run_ends_is_reported(
         return [found]
 
     monkeypatch.setattr(run_gathering._gatherer, "gather", gather)
-    monkeypatch.setattr(run_gathering._gatherer, "gather_last", list)
+    monkeypatch.setattr(run_gathering._gatherer, "gather_last", lambda *_, **how: [])
 
     async def end_during_gathering() -> list[Event]:
         following = asyncio.create_task(run_gathering.follow(lambda event: None))
@@ -313,7 +301,7 @@ def test_a_checkpoint_gathered_while_the_run_ends_is_reported(
 def test_a_run_whose_final_gathering_raises_is_incomplete(
     run_gathering: RunGathering, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail() -> list[Any]:
+    def fail(*_: Any, **how: Any) -> list[Any]:
         raise ValueError("a bug")
 
     monkeypatch.setattr(run_gathering._gatherer, "gather_last", fail)
@@ -326,7 +314,7 @@ def test_a_run_whose_final_gathering_raises_is_incomplete(
 def test_a_cancelled_gathering_is_incomplete(
     run_gathering: RunGathering, monkeypatch: pytest.MonkeyPatch, within_a_copy: bool
 ) -> None:
-    def cancel_and_gather() -> list[Gathered]:
+    def cancel_and_gather(*_: Any, **how: Any) -> list[Gathered]:
         run_gathering.cancel()
         if within_a_copy:  # the gatherer does not report what it skips
             return []

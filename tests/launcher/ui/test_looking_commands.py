@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tfcluster.checkpoints.completeness import find
-from tfcluster.checkpoints.sources import scan
+from tfcluster.checkpoints.copying import scan
 from tfcluster.checkpoints.store import Store
 from tfcluster.cli.main import main
 from tfcluster.rundir.paths import RunPaths

@@ -1,8 +1,11 @@
-"""The file process beside a remote node's agent: receives, lists and sends files.
+"""The file process: receives, lists and sends files of its machine.
 
-So large files and a hanging disk delay neither exits nor logs nor pings of the agent; the process
-is niced because the tasks come first. It is forked at the first file order, sends through the
-agent's link, and ends with the agent. `FileClient` is the agent's end of it.
+Beside a remote node's agent it sends through the agent's link, so large files and a hanging disk
+delay neither exits nor logs nor pings; it is niced because the tasks come first. It is forked at
+the first file order and ends with the agent. `FileClient` is the agent's end of it.
+
+``python -m tfcluster.agent.files.file_process`` serves its stdin and stdout in the same way, where
+no agent is needed.
 """
 
 from __future__ import annotations
@@ -119,9 +122,9 @@ class FileClient:
 
 def _become_file_process(its_end: socket.socket, cache: str, transit: str, agent: int) -> NoReturn:
     try:
-        end = socket.socket(fileno=leave_agent(its_end.detach(), agent))
+        end = leave_agent(its_end.detach(), agent)
         os.nice(NICENESS)
-        FileProcess(end, cache, transit).run()
+        FileProcess(end, end, cache, transit).run()
     except (BrokenPipeError, ConnectionResetError):
         pass  # the agent has ended
     except BaseException:
@@ -133,21 +136,21 @@ def _become_file_process(its_end: socket.socket, cache: str, transit: str, agent
 
 
 class FileProcess:
-    """The process's main loop, which exchanges frames with the agent over a blocking socket."""
+    """The process's main loop, which exchanges frames over blocking descriptors."""
 
-    def __init__(self, agent: socket.socket, cache: str, transit: str) -> None:
-        self._agent = agent
+    def __init__(self, orders: int, answers: int, cache: str, transit: str = "") -> None:
+        self._orders, self._answers = orders, answers
         self._decoder = protocol.Decoder()
         self._said_at = time.monotonic()
         self._incoming = Incoming(cache, self._send, transit=transit, keep_alive=self._keep_alive)
         self._outgoing = Outgoing(self._send, self._send_bytes, self._keep_alive)
 
     def run(self) -> None:
-        """Serve until the agent ends."""
+        """Serve until the other side ends."""
         while True:
             wait = self._outgoing.patience(time.monotonic())
-            if select.select([self._agent], [], [], wait)[0]:
-                data = self._agent.recv(_READ_BYTES)
+            if select.select([self._orders], [], [], wait)[0]:
+                data = os.read(self._orders, _READ_BYTES)
                 if not data:
                     return
                 for kind, payload in self._decoder.feed(data):
@@ -186,14 +189,22 @@ class FileProcess:
         self._outgoing.forget()
 
     def _send(self, report: msg.FileReport) -> None:
-        self._agent.sendall(protocol.control_frame(report.to_json()))
-        self._said_at = time.monotonic()
+        self._write(protocol.control_frame(report.to_json()))
 
     def _send_bytes(self, name: str, offset: int, data: bytes) -> None:
-        self._agent.sendall(protocol.data_frame(protocol.FILE, name, offset, data))
+        self._write(protocol.data_frame(protocol.FILE, name, offset, data))
+
+    def _write(self, frame: bytes) -> None:
+        view = memoryview(frame)
+        while view:
+            view = view[os.write(self._answers, view) :]
         self._said_at = time.monotonic()
 
     def _keep_alive(self, number: int) -> None:
         """Report, from time to time, that a long order makes progress."""
         if time.monotonic() > self._said_at + ALIVE_S:
             self._send(msg.Moving(id=number))
+
+
+if __name__ == "__main__":
+    FileProcess(0, 1, os.path.expanduser("~/.cache/tfcluster")).run()

@@ -55,6 +55,35 @@ def add_files(
             os.unlink(_place(into, path))
 
 
+def replace_folder(
+    into: str, files: Iterable[FileEntry], put: Put, *, kept: str | None = None
+) -> None:
+    """Replace the folder `into` by one with exactly `files`; a reader sees the old or the new.
+
+    What it held before is removed, or moved to `kept`. Raises OSError and what `put` raises.
+    """
+    fresh = f"{into}.{os.getpid()}.incoming"
+    remove(fresh)
+    make_folders(fresh)
+    try:
+        for file in files:
+            target = os.path.join(fresh, file.path)
+            make_folders(os.path.dirname(target))
+            put(file, target)
+        old = f"{into}.{os.getpid()}.replaced"
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(into, old)
+        os.rename(fresh, into)
+    except BaseException:
+        remove(fresh)
+        raise
+    if kept is None or not os.path.isdir(old) or not os.listdir(old):
+        remove(old)
+    else:
+        remove(kept)
+        os.rename(old, kept)
+
+
 def _place(into: str, path: str) -> str:
     target = os.path.join(into, path)
     folder = os.path.dirname(target)
@@ -228,7 +257,7 @@ class Incoming:
         if order.adds:
             add_files(into, files, order.removed, put)
         else:
-            _replace_folder(into, files, put)
+            replace_folder(into, files, put)
 
     def _put(
         self, file: FileEntry, target: str, keep_alive: Callable[[], None], *, is_last: bool
@@ -243,23 +272,3 @@ class Incoming:
             copy(source, digest, target, mode, keep_alive)
         if file.mtime_ns is not None:
             os.utime(target, ns=(file.mtime_ns, file.mtime_ns))
-
-
-def _replace_folder(into: str, files: Iterable[FileEntry], put: Put) -> None:
-    """Replace the folder `into` by one with exactly `files`."""
-    fresh = f"{into}.{os.getpid()}.incoming"
-    remove(fresh)
-    make_folders(fresh)
-    try:
-        for file in files:
-            target = os.path.join(fresh, file.path)
-            make_folders(os.path.dirname(target))
-            put(file, target)
-        old = f"{into}.{os.getpid()}.replaced"
-        with contextlib.suppress(FileNotFoundError):
-            os.rename(into, old)
-        os.rename(fresh, into)
-        remove(old)
-    except BaseException:
-        remove(fresh)
-        raise

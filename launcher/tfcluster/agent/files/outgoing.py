@@ -41,6 +41,8 @@ class Outgoing:
         """Prepare; `keep_alive` is called repeatedly during a long order."""
         self._send, self._send_bytes, self._keep_alive = send, send_bytes, keep_alive
         self._readings: dict[int, _Reading] = {}
+        self._listed: dict[str, dict[str, tuple[int, int]]] = {}
+        """Folder → path → size and time, as they were listed for who wants changes only."""
 
     def scan(self, order: msg.Scan) -> None:
         """List every file and folder below `folder`, except links.
@@ -51,11 +53,16 @@ class Outgoing:
         """
         number, size, count, names = order.id, 0, 0, 0
         entries: list[tuple[str, int, int]] = []
+        listed = self._listed.setdefault(order.folder, {}) if order.changes else None
         for entry in walk(order.folder, "", lambda: self._keep_alive(number)):
             count, names = count + 1, names + len(entry[0])
             if count > order.most or names > budgets.LISTED_BYTES:
                 self._send(msg.Scanned(id=number, entries=[], left_off=True))
                 return
+            if listed is not None:
+                if listed.get(entry[0]) == entry[1:]:
+                    continue
+                listed[entry[0]] = entry[1:]
             entries.append(entry)
             size += _ENTRY_BYTES + 6 * len(entry[0])
             if size > _PAGE_BYTES:
@@ -180,13 +187,16 @@ class _Reading:
 
 
 def walk(
-    folder: str, inside: str, keep_alive: Callable[[], None] = lambda: None
+    folder: str,
+    inside: str,
+    keep_alive: Callable[[], None] = lambda: None,
+    enters: Callable[[str], bool] = lambda path: True,
 ) -> Iterator[tuple[str, int, int]]:
     """Yield (path, size, mtime in ns) of every file and folder below `folder`, sorted by name.
 
-    A folder's path ends in a slash, and its size is 0 or `UNREADABLE`. `keep_alive` is called for
-    each name. Raises OSError if the disk fails or `folder` itself cannot be read, which is not the
-    same as an empty folder.
+    A folder's path ends in a slash, and its size is 0 or `UNREADABLE`; only those that it `enters`
+    are searched. `keep_alive` is called for each name. Raises OSError if the disk fails or `folder`
+    itself cannot be read, which is not the same as an empty folder.
     """
     children = []
     try:
@@ -205,7 +215,8 @@ def walk(
             if child.is_dir(follow_symlinks=False):
                 size = 0 if os.access(child.path, os.R_OK | os.X_OK) else UNREADABLE
                 yield f"{inside}{child.name}/", size, child.stat().st_mtime_ns
-                yield from walk(child.path, f"{inside}{child.name}/", keep_alive)
+                if enters(f"{inside}{child.name}"):
+                    yield from walk(child.path, f"{inside}{child.name}/", keep_alive, enters)
             elif child.is_file(follow_symlinks=False):
                 file = child.stat(follow_symlinks=False)
                 yield f"{inside}{child.name}", file.st_size, file.st_mtime_ns

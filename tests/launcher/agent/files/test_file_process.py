@@ -23,7 +23,8 @@ class Client:
     def __init__(self, folder: Path) -> None:
         self._socket, its_end = socket.socketpair()
         self._its_end = its_end
-        self.filer = FileProcess(its_end, str(folder / "cache"), str(folder / "passing"))
+        end = its_end.fileno()
+        self.filer = FileProcess(end, end, str(folder / "cache"), str(folder / "passing"))
 
     def order(self, order: msg.FileOrder) -> list[dict[str, Any]]:
         decoder = protocol.Decoder()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,16 @@ class Node:
         order = {"id": self._number, "into": str(self.into), "files": list(files), "keep": keep}
         self.incoming.receive(msg.Receive.read(order))
         return self.messages[-1]
+
+    def add(self, *files: tuple[str, bytes], removed: Sequence[str] = ()) -> str:
+        """Have files added and removed, with all bytes; return the type of the last message."""
+        self._number += 1
+        order = {"id": self._number, "into": str(self.into), "removed": [*removed], "adds": True}
+        entries = [file(path, data) for path, data in files]
+        self.incoming.receive(msg.Receive.read({**order, "files": entries}))
+        for data in {data for _, data in files}:
+            self.incoming.take(sha(data), 0, data)
+        return str(self.messages[-1]["type"])
 
     def names(self) -> list[str]:
         return sorted(str(path.relative_to(self.into)) for path in self.into.rglob("*"))
@@ -203,3 +214,26 @@ def test_unrequested_bytes_are_dropped(node: Node, tmp_path: Path) -> None:
     node.incoming.take(sha(b"x"), 0, b"x")
     assert node.messages == []
     assert not (tmp_path / "cache").exists()
+
+
+def test_files_are_added_and_then_others_removed_while_the_rest_stays(node: Node) -> None:
+    assert node.add(("ckpt-1", b"one"), ("checkpoint", b"1")) == "received"
+    (node.into / "mine").write_text("the task's own")
+    added = [("sub/ckpt-2", b"two"), ("checkpoint", b"2")]
+    assert node.add(*added, removed=["ckpt-1", "never-there"]) == "received"
+    assert node.names() == ["checkpoint", "mine", "sub", "sub/ckpt-2"]
+    assert (node.into / "checkpoint").read_text() == "2"
+    assert not [*node.transit.iterdir()]
+
+
+def test_added_and_removed_paths_that_lead_out_of_the_folder_are_refused(
+    node: Node, tmp_path: Path
+) -> None:
+    node.add(("mine", b"x"))
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "precious").write_text("kept")
+    (node.into / "away").symlink_to(tmp_path / "outside")
+    assert node.add(("../up", b"x")) == node.add(("away/x", b"x")) == "file_failed"
+    for removed in ("../mine", "/etc/passwd", "away/precious"):
+        assert node.add(removed=[removed]) == "file_failed"
+    assert [path.name for path in (tmp_path / "outside").iterdir()] == ["precious"]

@@ -16,7 +16,7 @@ from tfcluster.agent.files import blobs
 from tfcluster.agent.files.blobs import write_at
 from tfcluster.checkpoints.completeness import Entry
 from tfcluster.checkpoints.copying import copy_verified
-from tfcluster.nodes import remote_checkpoints
+from tfcluster.wire import remote_source
 
 SIZE = 64 << 20
 SLICE = 256 << 10
@@ -58,7 +58,7 @@ def gathered(source: Path, target: Path) -> None:
 
 def fetched_from_a_host(source: Path, target: Path) -> None:
     async def make_copy() -> None:
-        async with remote_checkpoints._VerifyingWriter(target, 0) as writer:
+        async with await remote_source._Writer.open(target, 0, 0, asyncio.to_thread) as writer:
             for data in slices(source):
                 await writer.add(data)
             await writer.settle()

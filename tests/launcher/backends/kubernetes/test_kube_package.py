@@ -18,8 +18,7 @@ from tfcluster.errors import SetupError
 from tfcluster.nodes import code_sync
 from tfcluster.plans.plan import Plan
 from tfcluster.rundir.paths import RunPaths
-from tfcluster.wire import folder_stream
-from tfcluster.wire.file_trees import Sent
+from tfcluster.wire.file_sending import Sent
 
 HOME = "/tfcluster/state"
 PLAN = cast("Plan", SimpleNamespace())
@@ -96,7 +95,7 @@ def test_run_folder_and_code_arrive(tmp_path: Path) -> None:
     spec = json.loads(there.spec.read_text())
     assert spec["job"]["workdir"] == f"{HOME}/code/r-1"
     assert "to" not in spec["checkpoints"]
-    assert json.loads((there.root / folder_stream.FOLDER).read_text())["events"] == 4
+    assert json.loads((there.root / kube_package.FOLDER).read_text())["lines"] == 1
 
 
 def test_all_code_that_arrives_goes_on_to_the_tasks(tmp_path: Path) -> None:

@@ -374,6 +374,10 @@ class PodFolder:
     job: str
     cluster: str
 
+    @property
+    def folder(self) -> str:
+        return f"{run_pods.STATE_FOLDER}/runs/{self.paths.run_id}"
+
     def open(self) -> SeatProcess | None:
         place = _reach(self.cluster, 5.0)
         with _silence():
@@ -382,8 +386,7 @@ class PodFolder:
                 return None
             if not (self.paths.root / TOKEN).exists():
                 write_token(self.paths, _decode(place.get(f"secrets/{self.job}")))
-        folder = f"{run_pods.STATE_FOLDER}/runs/{self.paths.run_id}"
-        argv = ["python", "-P", "-m", "tfcluster.wire.folder_stream", folder]
+        argv = ["python", "-P", "-m", "tfcluster.agent.files.file_process"]
         token = read_token(self.paths)
         return port_forward.start(place, pod, token, argv, timeout_s=_SILENT_S)
 

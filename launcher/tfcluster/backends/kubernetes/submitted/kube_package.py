@@ -31,8 +31,7 @@ from tfcluster.backends.kubernetes.run_pods import PACKAGE_FOLDER
 from tfcluster.errors import SetupError
 from tfcluster.plans.plan import Plan
 from tfcluster.rundir.paths import RunPaths
-from tfcluster.wire import folder_stream
-from tfcluster.wire.file_trees import Sent
+from tfcluster.wire.file_sending import Sent
 
 KEY: Final = "package"
 PIECE_BYTES: Final = 700 << 10
@@ -41,6 +40,8 @@ SUBMITTED: Final = "submitted.json"
 """The job of the run, as the submitter records it: name and cluster."""
 SUBMITTED_AT: Final = ".submitted-at"
 """The time by the submitter's clock immediately before it makes the Job."""
+FOLDER: Final = ".folder"
+"""The file with the id of a coordinator's run folder, and the lines of events it began with."""
 _ENV_FILE: Final = "env-file"
 """The key of ``job.env_file`` in the first Secret."""
 _UNPACKING: Final = ".unpacking-"
@@ -100,8 +101,8 @@ def unpack(folder: Path, home: Path, run_id: str) -> RunPaths:
     with tarfile.open(fileobj=io.BytesIO(package), mode="r:gz") as tar:
         extract(tar, fresh, "tar")
     run = fresh / "run"
-    about = folder_stream.describe_folder(secrets.token_hex(8), run / paths.events.name)
-    (run / folder_stream.FOLDER).write_text(json.dumps(about))
+    lines = (run / paths.events.name).read_bytes().count(b"\n")
+    (run / FOLDER).write_text(json.dumps({"id": secrets.token_hex(8), "lines": lines}))
     (run / paths.logs.name).mkdir()
     (fresh / "code").rename(code)
     run.rename(paths.root)

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from tests.launcher.checkpoints.files import flip_a_bit, write_keras, write_prefix
 
 from tfcluster.agent.catalogue import Saved
 from tfcluster.checkpoints.completeness import find
-from tfcluster.checkpoints.copying import (
-    CancelledError,
-    DamagedError,
-    SourceChangedError,
-    copy_gathered,
-)
+from tfcluster.checkpoints.copying import SourceChangedError, scan
 from tfcluster.checkpoints.gatherer import Gatherer
-from tfcluster.checkpoints.restore import newest_of, put_back
-from tfcluster.checkpoints.sources import scan
-from tfcluster.checkpoints.store import Store
-
-from .files import flip_a_bit, write_keras, write_prefix
+from tfcluster.checkpoints.restore import newest_of
+from tfcluster.checkpoints.store import Gathered, Store
+from tfcluster.nodes import filling
+from tfcluster.nodes.filling import LocalTarget
 
 
 @pytest.fixture
@@ -28,7 +25,7 @@ def store(tmp_path: Path) -> Store:
     """Return a store with a chief's checkpoints up to step 20 and its backup of step 70."""
     chief = tmp_path / "source"
     write_prefix(chief, "ckpt-1", saved=1)
-    write_prefix(chief, "ckpt-2", saved=2)
+    write_prefix(chief, "ckpt-2", saved=2, content=b"second")
     write_prefix(chief / "backup" / "chief", "ckpt-7", saved=3)
     write_keras(chief / "best.keras")
     gatherer = Gatherer(chief, Store(tmp_path / "store"))
@@ -36,6 +33,13 @@ def store(tmp_path: Path) -> Store:
     gatherer.saved(Saved(path="backup", step=70))
     gatherer.gather_last()
     return gatherer.store
+
+
+def put_back(state: Sequence[Gathered], folders: Sequence[Path]) -> None:
+    beside = folders[0].parent
+    beside.mkdir(parents=True, exist_ok=True)
+    asyncio.run(filling.put_back(state, map(LocalTarget, folders), beside=beside))
+    assert not [*beside.glob(".outgoing-*")]
 
 
 def names(folder: Path) -> set[str]:
@@ -62,27 +66,7 @@ def test_every_directory_gets_the_newest_state(store: Store, tmp_path: Path) -> 
     assert not [*tmp_path.rglob("*.replaced")]
     assert [names(task) for task in tasks] == [STATE, STATE]
     assert (tasks[1] / "checkpoint").read_text().startswith('model_checkpoint_path: "ckpt-2"\n')
-
-
-def test_only_a_state_with_files_is_synced_to_disk(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    synced: list[Path] = []
-    monkeypatch.setattr("tfcluster.checkpoints.restore.sync_folder", synced.append)
-    task = tmp_path / "tasks" / "worker-0"
-
-    put_back((), [task])
-    assert (names(task), synced) == (set(), [])
-
-    put_back(store.state(), [task])
-    assert (names(task), synced) == (STATE, [task.parent])
-
-
-def test_a_state_that_was_put_back_is_not_gathered_again(store: Store, tmp_path: Path) -> None:
-    task = tmp_path / "worker-0"
-    put_back(store.state(), [task])
-
-    assert Gatherer(task, store).gather_last() == []
+    assert Gatherer(tasks[0], store).gather_last() == [], "it is not gathered again"
 
 
 def test_the_previous_contents_of_a_directory_are_kept_next_to_it(
@@ -113,39 +97,19 @@ def test_without_a_state_every_directory_is_empty(tmp_path: Path) -> None:
     assert [list(task.iterdir()) for task in tasks] == [[], []]
 
 
-@pytest.mark.parametrize("failure", [CancelledError, SourceChangedError, OSError])
-def test_a_failure_changes_no_directory(
-    store: Store, tmp_path: Path, failure: type[Exception], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tasks = [tmp_path / "tasks" / "worker-0", tmp_path / "tasks" / "worker-1"]
-    write_prefix(tasks[0], "old-1")
-    copy = copy_gathered
+def test_a_damaged_store_leaves_the_folder_as_it_was(store: Store, tmp_path: Path) -> None:
+    task = tmp_path / "tasks" / "worker-0"
+    write_prefix(task, "old-1")
+    (damaged,) = (g for g in store.state() if g.path.name == "best.keras")
+    damaged.path.write_bytes(b"shorter")
 
-    def fail_at_second(source: Path, target: Path, *rest: object, **named: object) -> None:
-        if "worker-1" in str(target):
-            raise failure
-        copy(source, target, *rest, **named)  # type: ignore[arg-type]
-
-    monkeypatch.setattr("tfcluster.checkpoints.store.copy_gathered", fail_at_second)
-    with pytest.raises(failure):
-        put_back(store.state(), tasks)
+    with pytest.raises(SourceChangedError, match=r"best\.keras"):
+        put_back(store.state(), [task])
 
     assert names(tmp_path / "tasks") == {
         "worker-0/old-1.index",
         "worker-0/old-1.data-00000-of-00001",
     }
-
-
-def test_a_damaged_store_is_detected_before_anything_is_replaced(
-    store: Store, tmp_path: Path
-) -> None:
-    (damaged,) = (g for g in store.state() if g.path.name == "best.keras")
-    damaged.path.write_bytes(b"shorter")
-
-    with pytest.raises(SourceChangedError, match=r"best\.keras"):
-        put_back(store.state(), [tmp_path / "worker-0"])
-
-    assert not (tmp_path / "worker-0").exists()
 
 
 def test_a_flipped_bit_is_detected_although_size_and_time_are_the_same(
@@ -154,7 +118,7 @@ def test_a_flipped_bit_is_detected_although_size_and_time_are_the_same(
     data = store.root / "ckpt-2" / "ckpt-2.data-00000-of-00001"
     flip_a_bit(data)
 
-    with pytest.raises(DamagedError, match=rf"{data.name}: it is not what was gathered"):
+    with pytest.raises(SourceChangedError, match=rf"{data.name}: it is not what was gathered"):
         put_back(store.state(), [tmp_path / "worker-0"])
 
     (damaged,) = store.set_aside_damaged()
