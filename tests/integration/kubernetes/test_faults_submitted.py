@@ -152,7 +152,7 @@ def test_a_drained_nodes_tasks_save_and_go_on_elsewhere(
     run = up(own_desk, runtime=SPREAD)
     await_attempt(run, 1)
     admin, since = Kubectl(own_kube.config), time.time()
-    admin("drain", "n2", "--force", "--delete-emptydir-data", "--ignore-daemonsets")
+    admin("drain", "n2", "--delete-emptydir-data", "--ignore-daemonsets")
     try:
         assert await_attempt(run, 2).startswith("attempt 2 from 2")
         note_fault(run, since, "drain")

@@ -258,7 +258,7 @@ DISRUPTIONS: Mapping[str, Words] = {
 OVER_OWN_LIMITS: Final = (
     r"emptyDir volume .* exceeds|usage exceeds the total limit|exceeded its local ephemeral"
 )
-"""What a kubelet says of a pod that it evicts for the pod's own sake; the code is the same."""
+"""The words of a kubelet for a pod that it evicts for the pod's own sake; the code is the same."""
 EVICTED_FOR_ITSELF = Words(
     "it was evicted: it wrote more to local disk than its limits allow",
     _FAILURE,

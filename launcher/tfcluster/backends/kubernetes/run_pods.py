@@ -1,4 +1,4 @@
-"""What makes the pods of a run, as plain dicts: StatefulSets for tasks, the coordinator's template.
+"""The makers of a run's pods as plain dicts: StatefulSets for tasks, the coordinator's template.
 
 They pass the Pod Security Standard "restricted" unless `runtime.user` or `pod_template` say
 otherwise (kubernetes.io/docs/concepts/security/pod-security-standards), and write nowhere but to
