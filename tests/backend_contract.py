@@ -1,10 +1,9 @@
 """What every backend must do, checked with real nodes: ``python -m tests.backend_contract FILE``.
 
 FILE is JSON: ``{"backend": …, "nodes": [NodePlan as JSON, …], "broken": NodePlan or null}``, see
-`Rig`, or ``{"spec": PATH, "broken_image": …}``: the last node of the spec gets that image, if one
-is given. ``run_id`` names the run of all checks, for nodes that belong to the job of a run. Prints
-one line per check: its name, then ``ok`` or the error. The checks run as a process of their own,
-since a backend may only be reachable from another network namespace.
+`Rig`, or ``{"spec": PATH}``. ``run_id`` names the run of all checks, for nodes that belong to the
+job of a run. Prints one line per check: its name, then ``ok`` or the error. The checks run as a
+process of their own, since a backend may only be reachable from another network namespace.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from tfcluster.backends.base import Nodes, RunContext
 from tfcluster.discovery import planning
 from tfcluster.discovery.planning import Planned
 from tfcluster.errors import SetupError
-from tfcluster.plans.plan import Container, NodePlan
+from tfcluster.plans.plan import NodePlan
 from tfcluster.spec.sections import Runtime
 from tfcluster.typed_json import from_json
 from tfcluster.wire.link import AgentLink
@@ -240,12 +239,7 @@ def _read_nodes(
         nodes = [from_json(NodePlan, node) for node in facts["nodes"]]
         return nodes, from_json(NodePlan, facts["broken"]) if facts.get("broken") else None, None
     planned = planning.plan(facts["spec"])
-    if "broken_image" not in facts:
-        return list(planned.plan.nodes), None, planned
-    *nodes, last = planned.plan.nodes
-    broken = replace(last, container=Container(facts["broken_image"]))
-    plan = replace(planned.plan, nodes=(*nodes, broken))
-    return nodes, broken, replace(planned, plan=plan)
+    return list(planned.plan.nodes), None, planned
 
 
 def main() -> None:

@@ -1,17 +1,16 @@
-"""The coordinator of a submitted run, in its pod: ``python -m tfcluster.in_pod RUN``.
+"""The coordinator of a submitted run, in its pod: ``python -m tfcluster.in_pod RUN SECONDS``.
 
 The pod's first program, the seat, starts it. It unpacks the run's package unless an earlier start
-has done that, does what `in_job` does, and notes the end of the run at its Job. It exits with 0
-once the run has ended, however it did: a failed pod would be started again. With ``--stop RUN`` it
-asks the coordinator in the same pod to stop its run; with ``--remove RUN`` it removes the files of
-a run that have been fetched.
+has done that, does what `in_job` does, notes the end of the run at its Job, and keeps the run's
+files for so many seconds, in which they can be fetched. It exits with 0 then, however the run has
+ended: a failed pod would be started again. With ``--stop RUN`` it asks the coordinator in the same
+pod to stop its run; with ``--remove RUN`` it removes the files of a run that have been fetched.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
-import socket
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -19,58 +18,54 @@ from typing import NoReturn
 
 from tfcluster import in_job
 from tfcluster.agent import foreign_json
-from tfcluster.agent.containers.pod_seat import PORT
 from tfcluster.agent.error_text import describe_error
-from tfcluster.backends.kubernetes.cluster import pod_dial
-from tfcluster.backends.kubernetes.cluster.kube_access import JOB_VARIABLE
-from tfcluster.backends.kubernetes.run_objects import COORDINATOR_TOKEN, ENV_KEY, TOKEN
+from tfcluster.backends.kubernetes.kube_client import JOB_VARIABLE
+from tfcluster.backends.kubernetes.kube_nodes import scale
+from tfcluster.backends.kubernetes.run_objects import ENV_KEY, ROLE, run_labels
 from tfcluster.backends.kubernetes.run_pods import PACKAGE_FOLDER, RUN_FOLDER
-from tfcluster.backends.kubernetes.submitted import kube_own_job, kube_package, rescue
+from tfcluster.backends.kubernetes.submitted import kube_own_job, kube_package
 from tfcluster.backends.kubernetes.submitted.kube_own_job import NOT_COPYING
-from tfcluster.backends.kubernetes.submitted.volume_lease import Lease
 from tfcluster.coordinator.starter import open_folder
 from tfcluster.coordinator.submitting import record_job
-from tfcluster.errors import SetupError, TfclusterError
+from tfcluster.errors import TfclusterError
 from tfcluster.rundir import control, registry
-from tfcluster.rundir.events import Hint, JobSubmitted, Warned
+from tfcluster.rundir.events import JobSubmitted, Warned
 from tfcluster.rundir.paths import RunPaths, home
 from tfcluster.rundir.run_writer import RunWriter
 from tfcluster.rundir.states import Status
 
 _LISTENS_WITHIN_S = 45.0
 """The time in which a coordinator unpacks its run and plans it."""
-_NEWER_WITHIN_S = 60.0
-"""The time in which a pod must send what it has saved since a coordinator that has a folder."""
+_FETCHED_POLL_S = 0.5
 _AGAIN = 75
 """The exit code of a coordinator whose run goes on in another pod (EX_TEMPFAIL)."""
 
 
-def main(run_id: str) -> int:
+def main(run_id: str, collect_s: float) -> int:
     """Run to the end of the run, or of this pod; return the exit code."""
     folder, job = home(), os.environ[JOB_VARIABLE]
     _take_variables(Path(RUN_FOLDER))
     if kube_own_job.has_run_ended(job):  # the pod was taken away while its files were fetched
-        if not RunPaths.of(run_id, folder).state.exists():
-            _release_seat()
-        return 0
+        kube_own_job.leadership(job).take()
+        return _keep_files(RunPaths.of(run_id, folder), collect_s)
     leadership = kube_own_job.leadership(job)
     leadership.require_lasting_pod()
-    lease = Lease(folder / f".coordinator-{run_id}", socket.gethostname(), kube_own_job.has_ended)
-    lease.take()
-    lease.keep()
+    former = leadership.leader()
+    if former is None:  # the tasks' pods start meanwhile
+        leadership.take()
+        scale(kube_own_job.around_pod(), run_id, up=True)
+    kube_own_job.await_silence(RunPaths.of(run_id, folder))
     paths = kube_package.unpack(Path(PACKAGE_FOLDER), folder, run_id)
     kube_own_job.note_clock(job, paths)
     submitted = foreign_json.read_json_object(paths.root / kube_package.SUBMITTED)
     record_job(paths, JobSubmitted(backend="kubernetes", **submitted))
-    is_fresh, former = not kube_own_job.has_started(paths.root), leadership.leader()
-    is_replaced = is_fresh and former is not None  # also by this pod, which could not rescue them
+    is_fresh = not kube_own_job.has_started(paths.root)
+    is_replaced = is_fresh and former is not None  # or this pod itself, at an earlier start
     if is_replaced:
         kube_own_job.await_predecessors(job)
     leadership.take()
     if is_replaced:
-        _rescue(paths)
-    elif not is_fresh:
-        _gather_newer(paths)
+        _go_on(paths)
     starts = kube_own_job.count_start(paths.root, unknown=int(is_replaced))
     os.environ[kube_own_job.STARTS] = str(starts)
     if kube_own_job.is_stopped(job):
@@ -84,6 +79,22 @@ def main(run_id: str) -> int:
         kube_own_job.record_end(job, state)
     except TfclusterError as error:  # the end is still in the run folder
         sys.stderr.write(f"tfcluster: {error}\n")
+    return _keep_files(paths, collect_s)
+
+
+def _keep_files(paths: RunPaths, collect_s: float) -> int:
+    """Wait until the files of an ended run are fetched, at most `collect_s`; return 0.
+
+    Pods of tasks are still there if they have files that could not be gathered.
+    """
+    place, until = kube_own_job.around_pod(), time.monotonic() + collect_s
+    labels = {**run_labels(paths.run_id), ROLE: "task"}
+    while time.monotonic() < until:
+        with contextlib.suppress(TfclusterError):
+            if not (paths.root.exists() or place.list("pods", labels=labels)):
+                break
+        time.sleep(_FETCHED_POLL_S)
+    scale(place, paths.run_id, up=False)
     return 0
 
 
@@ -94,13 +105,6 @@ def _take_variables(folder: Path) -> None:
     """
     for path in folder.glob(f"{ENV_KEY}*"):
         os.environ[path.name.removeprefix(ENV_KEY)] = path.read_text()
-
-
-def _release_seat() -> None:
-    """Have this pod end: the files that its seat would wait for are lost."""
-    token = Path(RUN_FOLDER, COORDINATOR_TOKEN)
-    argv = pod_dial.address_argv(f"127.0.0.1:{PORT}", token, [])
-    subprocess.run([*argv, "--done"], check=False, timeout=_LISTENS_WITHIN_S)
 
 
 def stop(run_id: str, *, again: bool = False) -> int:
@@ -128,45 +132,21 @@ def stop(run_id: str, *, again: bool = False) -> int:
         time.sleep(0.2)
 
 
-def _rescue(paths: RunPaths) -> None:
-    """Continue the run of a coordinator whose folder is lost from what its tasks' pods have."""
-    token = Path(RUN_FOLDER, TOKEN)
-    attempt, found = rescue.restore(paths, kube_own_job.around_pod(), token)
-    what = f"the run goes on from {', '.join(found)}" if found else "training starts again"
+def _go_on(paths: RunPaths) -> None:
+    """Continue the run of a coordinator whose folder is lost, as far as its Job tells about it.
+
+    The checkpoints are in the chief's pod, from which they are gathered before the next attempt.
+    """
     state = open_folder(paths)
-    state.attempt = max(state.attempt, attempt)
     kube_own_job.apply_history(os.environ[JOB_VARIABLE], state)
     writer = RunWriter(state, paths)
     why = (
         "the coordinator's pod was replaced, and its folder is lost"
-        f" (runtime.kubernetes.run_volume keeps it): {what}"
+        " (runtime.kubernetes.run_volume keeps it): the run goes on from what the chief's pod has"
     )
     writer.record(Warned(message=why))
     writer.save()
     writer.close(keeps_reserve=True)
-
-
-def _gather_newer(paths: RunPaths) -> None:
-    """Gather what the chief's pod has saved since the coordinator before this one was killed."""
-    if registry.load_plan(paths).checkpoints.dir is not None:
-        return  # nothing is gathered from there
-    event: Hint | Warned | None = None
-    try:
-        token = Path(RUN_FOLDER, TOKEN)
-        _, found = rescue.restore(
-            paths, kube_own_job.around_pod(), token, patience_s=_NEWER_WITHIN_S
-        )
-        if found:
-            went_on = f"the coordinator has started again, and goes on from {', '.join(found)}"
-            event = Hint(message=f"{went_on}, which the chief's pod had")
-    except (SetupError, OSError) as error:  # such as a full disk
-        why = error.message if isinstance(error, SetupError) else describe_error(error)
-        event = Warned(message=f"{why}: the run goes on from what was gathered before")
-    if event is not None:
-        writer = RunWriter(open_folder(paths), paths)
-        writer.record(event)
-        writer.save()
-        writer.close(keeps_reserve=True)
 
 
 def _entry() -> NoReturn:
@@ -180,7 +160,7 @@ def _entry() -> NoReturn:
                 kube_package.remove(home(), run_id)
                 code = 0
             case _:
-                code = main(sys.argv[1])
+                code = main(sys.argv[1], float(sys.argv[2]))
     except (TfclusterError, OSError) as error:  # the last line is what the watching `up` shows
         sys.stderr.write(f"tfcluster: {describe_error(error)}\n")
         code = 1

@@ -22,6 +22,7 @@ from tfcluster.rundir.run_writer import RunWriter
 from tfcluster.rundir.states import Status
 from tfcluster.supervision.decisions import NextAttempt, StartAlone
 from tfcluster.supervision.membership import can_resize
+from tfcluster.supervision.restart_policy import chief_among
 from tfcluster.supervision.supervisor import Supervisor
 
 FIRST_PAUSE_S: Final = 2.0
@@ -104,8 +105,12 @@ class Attempts:
             restarts=state.restarts,
         )
         await self.startup.bring_up(self.plan.nodes, unreached=self._start_without)
-        number = state.attempt + 1  # not 1 for a run that its scheduler requeued
-        await self._start(number, self.supervisor.membership.members)
+        members = self.supervisor.membership.members
+        if state.attempt:  # its scheduler has started it again
+            gather = self.run_gathering.gather_left(chief_among(self.plan, members))
+            for found in await self.loop.run(gather):
+                self.run_writer.record(found)
+        await self._start(state.attempt + 1, members)
 
     def _start_without(self, errors: Mapping[str, SetupError]) -> None:
         """Raise `errors` as one, unless the run can start without these nodes.

@@ -412,9 +412,9 @@ class Coordinator:
             self._curves.close()
 
     async def _reach_chief_again(self) -> None:
-        """Connect once more to a lost host that has saved what is not gathered."""
+        """Connect once more to a lost node that has saved what is not gathered."""
         name = self._run_gathering.lost_node
-        if name and self.plan.node(name).capabilities.has_addresses:
+        if name and not self.plan.node(name).capabilities.starts_fresh:
             with contextlib.suppress(SetupError):
                 await self._loop.run_to_end(self._startup.connect(self.plan.node(name)))
 

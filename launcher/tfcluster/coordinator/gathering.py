@@ -219,8 +219,11 @@ class RunGathering:
         To be called before an attempt fills the chief's folder; returns the events to record.
         """
         before, missed = self.newest, self._missed
-        if not self._plan.node(self._chief_node).capabilities.starts_fresh:
-            missed = await self._gather(may_be_new=True)
+        capabilities = self._plan.node(self._chief_node).capabilities
+        if not capabilities.starts_fresh:
+            why = await self._gather(may_be_new=True)
+            is_gone = capabilities.loses_files and self.newest == before  # it may be a new one
+            missed = why or (missed if is_gone else "")
         self._missed = ""
         self._note_problem(missed)
         events = self.take_events()
@@ -229,6 +232,16 @@ class RunGathering:
             what = f"{self._chief_node} is back and has kept {place}: the attempt starts from there"
             events.append(ev.Hint(message=what))
         return events
+
+    async def gather_left(self, chief: TaskId) -> list[Event]:
+        """Gather what `chief` has saved under the coordinator before this one, of the same run.
+
+        To be called before the first attempt of this coordinator; returns the events to record.
+        """
+        if not self.is_gathering:
+            return []
+        self.follow_chief(chief)
+        return await self.gather_missed()
 
     @property
     def lost_node(self) -> str:

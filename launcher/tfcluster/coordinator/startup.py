@@ -280,7 +280,7 @@ class Startup:
             node.name
             for node in nodes
             if node.name in self.plan.prepare
-            and (node.capabilities.starts_fresh or node.name not in self._prepared)
+            and (node.capabilities.loses_files or node.name not in self._prepared)
         ]
         for node in names:
             self.hub.forget(node, *start_replies, step=PREPARE)

@@ -47,12 +47,18 @@ def _objects(run: PodRun) -> list[dict[str, Any]]:
         run_objects.service(run),
         run_objects.network_policy(run),
         *([group] if group else []),
-        *(run_pods.task_pod(run, node.name, 1) for node in run.plan.nodes),
+        *map(_with_pods, run_pods.stateful_sets(run)),
     ]
     if (namespace := run.settings.namespace) is not None:
         for each in objects:
             each["metadata"] = {**each["metadata"], "namespace": namespace}
     return objects
+
+
+def _with_pods(made: dict[str, Any]) -> dict[str, Any]:
+    """Return a StatefulSet with the number of pods that the coordinator gives it."""
+    replicas = int(made["metadata"]["annotations"][run_objects.TASKS])
+    return {**made, "spec": {**made["spec"], "replicas": replicas}}
 
 
 def _needs(run: PodRun) -> Iterator[str]:

@@ -51,6 +51,14 @@ def is_held_by(paths: RunPaths, coordinator: Coordinator) -> bool:
         return True
 
 
+def host_of(paths: RunPaths) -> str | None:
+    """Return the host of the coordinator that has the run; None without one."""
+    try:
+        return str(foreign_json.read_json_object(paths.heartbeat)["host"])
+    except (OSError, ValueError, KeyError):
+        return None
+
+
 def silent_s(paths: RunPaths) -> float | None:
     """Return the seconds since the last beat; None if there is none, or nobody can tell."""
     look = paths.heartbeat.with_name(f"{paths.heartbeat.name}.look-{os.getpid()}")

@@ -296,7 +296,7 @@ def _map_pod(pod: Fields) -> dict[str, Any]:
     scheduler = pod.take("schedulerName", str)
     if (label := _TFJOB_LABEL.search(json.dumps(pod.values.get("affinity")))) is not None:
         message = f"selects pods by {label[1]}, which TFJob writes; pods of a run lack it"
-        fix = "select by tfcluster.dev/task (worker-0), or by runtime.kubernetes.labels"
+        fix = "select by tfcluster.dev/task-type (worker), or by runtime.kubernetes.labels"
         pod.notes.append(Note("needed", pod.at("affinity"), message, fix))
     return {
         "node_selector": pod.take("nodeSelector", dict),

@@ -20,7 +20,7 @@ from tests.lab.kube_small import SMALL
 from tests.lab.kubectl import Kubectl, until
 
 OURS = "app.kubernetes.io/managed-by=tfcluster"
-KINDS = "pods,jobs,services,secrets,networkpolicies"
+KINDS = "pods,jobs,statefulsets,services,secrets,networkpolicies"
 HANG_S = 150.0
 """Seconds after which what pods are to do counts as hung: two clusters share two cores."""
 ENDS_S = 150.0
@@ -120,7 +120,8 @@ class Desk:
 
     def close(self) -> None:
         """Remove the namespace and all in it, without waiting for graces, or for its end."""
-        self.kubectl.run("delete", "jobs", "--all", "--cascade=orphan")  # they make no pods again
+        makers = "jobs,statefulsets"
+        self.kubectl.run("delete", makers, "--all", "--cascade=orphan")  # they make no pods again
         self.kubectl("delete", "pods", "--all", "--grace-period=0", "--force", timeout=100)
         Kubectl(self._admin)("delete", "namespace", self.namespace, "--wait=false", timeout=100)
         for folder in self._volumes.glob("*"):

@@ -112,6 +112,12 @@ def task_pods(desk: Desk) -> list[str]:
     return [name.removeprefix("pod/") for name in names]
 
 
+def uids(desk: Desk) -> list[str]:
+    """Return the ids of the tasks' pods, in the order of their names."""
+    pods = desk.kubectl.json("get", "pods", "-l", "tfcluster.dev/role=task")["items"]
+    return [pod["metadata"]["uid"] for pod in pods]
+
+
 def coordinator(desk: Desk) -> str:
     """Return the name of the coordinator's only running pod."""
 

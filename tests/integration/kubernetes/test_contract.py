@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from tests.backend_contract import NAMES, results
+from tests.backend_contract import NAMES, UNREACHED, results
 from tests.lab.kube_images import HOST, host_template
 from tests.lab.kubectl import Kubectl, until
 
@@ -21,7 +21,7 @@ from .desk import HANG_S, left_in
 pytestmark = [pytest.mark.slow]
 ROOT = Path(__file__).parents[3]
 JOB = {"module": "tfcluster_workers.jobs.keras_mnist"}
-SPEC = {"version": 1, "cluster": {"worker": 3}, "job": JOB}
+SPEC = {"version": 1, "cluster": {"worker": 2}, "job": JOB}
 
 
 PROGRAM = """
@@ -37,7 +37,7 @@ backend_contract.main()
 
 @pytest.fixture(scope="module")
 def outcomes(kube: Path, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
-    """Run all checks once, in a coordinator's pod with two others; the broken one has no image."""
+    """Run all checks once, in a coordinator's pod with two others; all pods of a run are alike."""
     folder = tmp_path_factory.mktemp("contract")
     admin, namespace = Kubectl(kube), f"contract-{os.getpid()}"
     admin("create", "namespace", namespace)
@@ -46,7 +46,7 @@ def outcomes(kube: Path, tmp_path_factory: pytest.TempPathFactory) -> Mapping[st
     section = {"image": HOST, "namespace": namespace, "pod_template": host_template()}
     runtime = {"backend": "kubernetes", "kubernetes": section}
     (folder / "spec.json").write_text(json.dumps({**SPEC, "runtime": runtime}))
-    facts = {"spec": "spec.json", "broken_image": "A:::", "hang_s": HANG_S, "run_id": namespace}
+    facts = {"spec": "spec.json", "hang_s": HANG_S, "run_id": namespace}
     (folder / "facts.json").write_text(json.dumps(facts))
     said = list[str]()
     with pytest.MonkeyPatch.context() as patched:
@@ -63,6 +63,6 @@ def outcomes(kube: Path, tmp_path_factory: pytest.TempPathFactory) -> Mapping[st
     return results("\n".join(said))
 
 
-@pytest.mark.parametrize("check", NAMES)
+@pytest.mark.parametrize("check", sorted({*NAMES} - {UNREACHED}))
 def test_the_contract_is_kept(outcomes: Mapping[str, str], check: str) -> None:
     assert outcomes[check] == "ok"

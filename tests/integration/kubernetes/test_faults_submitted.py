@@ -80,7 +80,7 @@ def test_a_partitioned_nodes_task_starts_again_elsewhere_once_the_old_one_is_dea
     note_fault(run, since, "a node is cut off (lease_s 15)")
     # The agent's lease has ended the task; only the seat, which holds files, may be left.
     assert [pid for pid in pids if b"train.py" in command_line(pid)] == []
-    assert f"{lost[:-3]}-g2" in own_desk.kubectl("get", "pods", "-o", "name")
+    assert own_desk.kubectl("get", "pod", lost, "-o", "jsonpath={.spec.nodeName}") == "n1"
     own_kube.repair("n2")
     release(own_desk)
     ended(run, 0)
@@ -99,7 +99,7 @@ def test_a_coordinator_that_outlives_its_pod_leaves_the_run_to_its_successor(
     own_desk.kubectl("delete", "pod", former, "--wait=false")
     assert await_attempt(run, 2).startswith("attempt 2 from ")
     theirs = running_tasks(own_desk)
-    assert [name[-2:] for name in theirs] == ["g2", "g2"]
+    assert len(theirs) == 2
     own_kube.start_kubelet("n1")
     gone = ("get", "pod", former, "--ignore-not-found", "-o", "name")
     wait_for(lambda: not own_desk.kubectl(*gone), timeout=HANG_S, what="the former coordinator")
@@ -121,9 +121,9 @@ def coordinator_apart() -> dict[str, Any]:
 
 
 def running_tasks(desk: Desk) -> list[str]:
-    """Return the tasks' pods that run and are not being deleted."""
+    """Return the ids of the tasks' pods that run and are not being deleted."""
     pods = desk.kubectl.json("get", "pods", "-l", "tfcluster.dev/role=task")["items"]
-    return sorted(each["metadata"]["name"] for each in pods if not is_over(each))
+    return sorted(each["metadata"]["uid"] for each in pods if not is_over(each))
 
 
 def test_pods_of_a_dead_kubelet_train_on_until_it_is_back_and_deletes_them(
@@ -152,7 +152,7 @@ def test_a_drained_nodes_tasks_save_and_go_on_elsewhere(
     run = up(own_desk, runtime=SPREAD)
     await_attempt(run, 1)
     admin, since = Kubectl(own_kube.config), time.time()
-    admin("drain", "n2", "--force", "--delete-emptydir-data", "--ignore-daemonsets")
+    admin("drain", "n2", "--delete-emptydir-data", "--ignore-daemonsets")
     try:
         assert await_attempt(run, 2).startswith("attempt 2 from 2")
         note_fault(run, since, "drain")

@@ -18,7 +18,7 @@ from tests.lab.kube_folder import cluster_folder
 from tests.lab.kube_images import HOST, host_template
 
 from tfcluster.backends.kubernetes.run_objects import PodRun
-from tfcluster.backends.kubernetes.run_pods import coordinator_template, task_pod
+from tfcluster.backends.kubernetes.run_pods import coordinator_template, stateful_sets
 from tfcluster.discovery import planning
 
 from .conftest import need_tools
@@ -79,7 +79,8 @@ def test_a_desk_offers_a_runtime_that_gives_both_kinds_of_pods_this_python(desk:
     planned = planning.plan(str(spec))
     run = PodRun("run", planned.plan, planned.spec.runtime)
     coordinator = coordinator_template(run)
-    for pod in (task_pod(run, "worker-0", 1), coordinator):
+    (tasks,) = stateful_sets(run)
+    for pod in (tasks["spec"]["template"], coordinator):
         (container,) = pod["spec"]["containers"]
         assert container["image"] == HOST
         folders = [mount["mountPath"] for mount in container["volumeMounts"]]

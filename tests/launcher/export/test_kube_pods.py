@@ -26,9 +26,12 @@ def test_objects_fit_the_schema_of_every_version(exported: Exporter) -> None:
 
 
 def test_the_pods_are_those_that_up_makes(exported: Exporter) -> None:
-    pods = [one for one in documents(exported("kubernetes", SPEC).text) if one["kind"] == "Pod"]
-    assert [pod["spec"]["hostname"] for pod in pods] == ["chief-0", "worker-0", "worker-1"]
-    assert f"{run_pods.RUN_FOLDER}/seat.pyz" in pods[0]["spec"]["containers"][0]["command"]
+    found = documents(exported("kubernetes", SPEC).text)
+    sets = [one for one in found if one["kind"] == "StatefulSet"]
+    roles = {each["metadata"]["name"].rpartition("-")[2]: each["spec"]["replicas"] for each in sets}
+    assert roles == {"chief": 1, "worker": 2}
+    pod = sets[0]["spec"]["template"]["spec"]
+    assert f"{run_pods.RUN_FOLDER}/seat.py" in pod["containers"][0]["command"]
 
 
 def test_secrets_are_needed_and_never_written(exported: Exporter) -> None:

@@ -71,7 +71,6 @@ class KubernetesKind(BackendKind):
         has_image=True,
         has_own_network=True,
         has_one_task=True,
-        starts_fresh=True,
         loses_files=True,
         ends_alone=True,
         clears_up=True,

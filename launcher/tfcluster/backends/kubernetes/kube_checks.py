@@ -2,22 +2,19 @@
 
 Kubernetes accepts pods that can never start, and a Secret that is missing shows only on a node.
 What this user may not read is not checked, which is no obstacle, but is said. Whether pods fit the
-quota and the nodes is for the API server and the scheduler to say (`pod_reasons`).
+quota and the nodes, a volume can be made and the registry takes a secret is for the cluster to say
+(`pod_reasons`).
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from tfcluster.agent import foreign_json
 from tfcluster.backends.jobs import Obstacle, Outlook, Submission
 from tfcluster.backends.kubernetes import run_objects
-from tfcluster.backends.kubernetes.cluster.kube_access import reach
-from tfcluster.backends.kubernetes.cluster.kube_client import Cluster, KubeError, Object
+from tfcluster.backends.kubernetes.kube_client import Cluster, KubeError, Object, reach
 from tfcluster.errors import SetupError, join_first
 
 if TYPE_CHECKING:
@@ -31,13 +28,14 @@ _ASKERS = 8
 _PORT_FORWARD = (("", "pods/portforward", "get create"),)
 """The client asks with GET, newer ones than ours with POST."""
 RIGHTS: tuple[tuple[str, str, str], ...] = (
-    ("", "pods", "create get list delete patch"),
+    ("", "pods", "get list delete"),
     *_PORT_FORWARD,
     ("", "secrets", "create get"),
     ("", "services", "create"),
     ("", "serviceaccounts", "get"),
     ("", "events", "list"),
     ("batch", "jobs", "create get list patch delete"),
+    ("apps", "statefulsets", "create list delete"),
     ("networking.k8s.io", "networkpolicies", "create"),
 )
 """API group, resource and verbs that the user needs who starts runs."""
@@ -132,8 +130,6 @@ class Survey:
                 yield Obstacle("objects", what, fix)
             elif isinstance(found, dict) and kind == "persistentvolumeclaims":
                 yield from self._judge_claim(found)
-            elif isinstance(found, dict) and where == "image_pull_secrets":
-                yield from self._judge_pull_secret(found)
 
     def _named(self) -> Iterator[tuple[str, str]]:
         """Yield the path of each object that the spec names, and the field that does."""
@@ -170,37 +166,6 @@ class Survey:
         elif modes == {"ReadOnlyMany"} and not all(volume.read_only for volume in used_by):
             what = f"the claim {name} can only be read (ReadOnlyMany)"
             yield Obstacle("volumes", what, "set `read_only` of the volume", is_fatal=False)
-        if claim.get("status", {}).get("phase") == "Pending":
-            yield from self._judge_pending(name, spec.get("storageClassName"))
-
-    def _judge_pending(self, name: str, class_name: str | None) -> Iterator[Obstacle]:
-        """`class_name`: empty for a claim that only waits for a volume made by an administrator."""
-        found = class_name and self._find(f"/apis/storage.k8s.io/v1/storageclasses/{class_name}")
-        fix = f"`kubectl describe pvc {name} -n {self.cluster.namespace}` says why"
-        if class_name is None or found is False:
-            what = f"the claim {name} has no volume, and its StorageClass does not exist"
-            yield Obstacle("volumes", what, fix)
-        elif not found or not _binds_late(found):
-            yield Obstacle("volumes", f"the claim {name} has no volume yet", fix, is_fatal=False)
-
-    def _judge_pull_secret(self, secret: Object) -> Iterator[Obstacle]:
-        name, image = secret["metadata"]["name"], self.settings.image
-        try:
-            data = secret.get("data") or {}
-            newer, older = data.get(".dockerconfigjson"), data.get(".dockercfg")
-            parsed = foreign_json.parse_json(base64.b64decode(newer or older or "") or b"{}")
-            hosts = [_host(each) for each in (parsed.get("auths", {}) if newer else parsed)]
-        except (binascii.Error, ValueError, AttributeError):
-            hosts = []
-        first = (image or "").partition("/")[0]
-        registry = first if image and "/" in image and ("." in first or ":" in first) else None
-        if not hosts:
-            what = f"the secret {name} holds no sign-in of a registry"
-            fix = "make it with `kubectl create secret docker-registry`"
-            yield Obstacle("image", what, fix)
-        elif registry and len(self.settings.image_pull_secrets) == 1 and registry not in hosts:
-            what = f"the secret {name} does not sign in at {registry}, which has the image"
-            yield Obstacle("image", what, "correct image_pull_secrets", is_fatal=False)
 
     # ── Gang scheduler ──
 
@@ -300,15 +265,3 @@ def _coordinator_rights() -> Iterator[tuple[str, str, str]]:
     for rule in role["rules"]:
         for resource in rule["resources"]:
             yield rule["apiGroups"][0], resource, " ".join(rule["verbs"])
-
-
-def _binds_late(storage_class: Object | bool) -> bool:
-    """Return whether a claim may wait for its first pod; also of a class that nobody may read."""
-    mode = "volumeBindingMode"
-    return storage_class is True or (
-        isinstance(storage_class, dict) and storage_class.get(mode) == "WaitForFirstConsumer"
-    )
-
-
-def _host(registry: str) -> str:
-    return registry.removeprefix("https://").removeprefix("http://").partition("/")[0]

@@ -1,10 +1,13 @@
-"""`KubeNodes`: one pod per task, made, reached and replaced by the coordinator.
+"""`KubeNodes`: one pod per task, which StatefulSets make, and the coordinator counts and reaches.
 
-The coordinator is a pod of the run's Job. A task's pod has a seat as its first program
-(`agent.containers.pod_seat`), which starts what the coordinator sends. The coordinator connects to
-it directly, and does not notice that the API server or a kubelet is away. A pod that ended is
-replaced by one of the next generation, with another name, so a pod of a lost node never meets its
-successor's.
+The coordinator is a pod of the run's Job. It gives the StatefulSets their pods and takes them away,
+all at once; their controller replaces a pod that is lost. A task's pod has a seat as its first
+program (`agent.containers.pod_seat`), which starts what the coordinator sends. The coordinator
+connects to it directly, and does not notice that the API server or a kubelet is away.
+
+A kubelet starts the container of a killed seat again, in the same pod: what the seat there says is
+alive, is all that lives. Two pods never have one name, so a pod whose kubelet is silent keeps its
+name until its agent's lease is over; then the coordinator removes it by force.
 """
 
 from __future__ import annotations
@@ -12,49 +15,87 @@ from __future__ import annotations
 import asyncio
 import base64
 import os
-import secrets
 import shlex
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path, PurePath
-from typing import ParamSpec, Self, TypeVar
+from typing import Any, Final, ParamSpec, Self, TypeVar
 
 from tfcluster.agent.containers.pod_seat import PORT
 from tfcluster.agent.message_fields import replace
 from tfcluster.backends import relayed
 from tfcluster.backends.base import Nodes, RunContext
-from tfcluster.backends.kubernetes import pod_files, pod_reasons, run_objects, run_pods
-from tfcluster.backends.kubernetes.cluster import pod_dial
-from tfcluster.backends.kubernetes.cluster.kube_access import JOB_VARIABLE, reach, reach_again
-from tfcluster.backends.kubernetes.cluster.kube_client import (
+from tfcluster.backends.kubernetes import pod_files, pod_reasons, run_objects, seat_client
+from tfcluster.backends.kubernetes.kube_client import (
+    JOB_VARIABLE,
     Cluster,
     KubeError,
     KubeSilentError,
-    Object,
+    reach,
+    reach_again,
     soon,
     to_the_end,
 )
 from tfcluster.backends.kubernetes.leadership import Leadership
-from tfcluster.backends.kubernetes.pod_reasons import Nature
-from tfcluster.backends.kubernetes.run_objects import CLAIMED, NEWEST, ROLE, TASK, PodRun
-from tfcluster.backends.kubernetes.task_pods import Clock, Outcome, Pauses, TaskPod, Wait
+from tfcluster.backends.kubernetes.pod_reasons import has_terminated
+from tfcluster.backends.kubernetes.run_objects import ROLE, RUN, TASKS, PodRun
+from tfcluster.backends.kubernetes.task_pods import Clock, Outcome, TaskPod, Wait, list_refusals
 from tfcluster.backends.relayed import STARTER
 from tfcluster.errors import NodeLostError, SetupError, join_first
 from tfcluster.node_loss import LossNature
 from tfcluster.plans.plan import NodePlan
 from tfcluster.wire.link import SILENCE_S, AgentLink
 
-_PATIENCE_S = 30.0
-_POLL_S = 0.3
-_RESOLVE_S, _DIAL_S = 30.0, 60.0
-_UNUSED_S = 5.0
-"""Seconds that a pod without a living task may take to end, before its object is removed."""
-_KILL_S = 3.0
-_TOKEN = Path("/tfcluster/run/token")
+_PATIENCE_S: Final = 30.0
+_POLL_S: Final = 0.3
+_RESOLVE_S, _DIAL_S, _REDIAL_S = 30.0, 60.0, 15.0
+"""Seconds for the name of a pod, the seat of a new pod, and the seat of one that was reached."""
+_END_S: Final = 30.0
+_KILL_S: Final = 3.0
+_LOSS_PAUSE_S, _PLACE_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0, 600.0
+_MOST_FAULTS: Final = 6
+"""The times that the cluster may lose pods before all run; as `backoffLimit` of its own Jobs."""
+_TOKEN: Final = Path("/tfcluster/run/token")
 """The run's token in the coordinator's pod."""
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
+_CLEAR: Final = """
+import os, signal, sys, time
+own = os.getpid(), os.getppid()
+def parents():
+    found = {}
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open("/proc/" + name + "/stat", "rb") as file:
+                state, parent = file.read().rpartition(b")")[2].split()[:2]
+        except OSError:
+            continue
+        if state != b"Z":
+            found[int(name)] = int(parent)
+    return found
+seat, until = parents()[own[1]], time.monotonic() + 10
+while True:
+    known, left, size = parents(), {seat}, 0
+    while len(left) > size:
+        size = len(left)
+        left |= {pid for pid, parent in known.items() if parent in left and pid not in own}
+    if left == {seat}:
+        break
+    if time.monotonic() > until:
+        sys.exit("processes of an earlier agent do not end")
+    for pid in left - {seat}:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except OSError:
+            pass
+    time.sleep(0.02)
+"""
+"""The program for a pod that had an agent: ends all that the seat has started before it."""
+
+
+class _SilentSeatError(NodeLostError):
+    """The seat of a pod that is said to run does not answer."""
 
 
 class KubeNodes(Nodes):
@@ -73,28 +114,22 @@ class KubeNodes(Nodes):
         self._name, self._clock = self._pod_run.name, clock or Clock()
         self._labels = {**run_objects.run_labels(run.run_id), ROLE: "task"}
         self._pods: dict[str, TaskPod] = {}
-        """Node → its pod."""
-        self._generation: dict[str, int] = {}
-        """Node → the generation of its newest pod."""
-        self._refused_since: dict[str, float] = {}
-        """Reason of a refusal → since when pods are refused for it."""
-        self._reached: set[str] = set()
-        """Pods that had an agent."""
-        self._user = f"{socket.gethostname()}/{os.getpid()}/{secrets.token_hex(4)}"
-        """The name by which pods are claimed; a coordinator that starts again has another."""
-        self._is_open = self._is_slow_end_told = False
-        self._owner: Object
+        """Node → its pod, as it was reached last."""
+        self._held: dict[str, float] = {}
+        """The uid of a pod that has had an agent → when no task can be alive in it any more."""
+        self._agents: dict[str, Mapping[str, Any] | None] = {}
+        """Node → identity of the last agent reached there."""
+        self._is_open = False
         self._cluster: Cluster
 
     async def __aenter__(self) -> Self:
-        """Make the pods and wait until all run. Raises SetupError."""
+        """Have the pods and wait until all run. Raises SetupError."""
         self._cluster = await soon(reach, self._settings, patience_s=_PATIENCE_S)
         self.allocation = f"{self._name} in the namespace {self._cluster.namespace}"
         self.hosts = {node.name: self._pod_run.host(node.name) for node in self.planned}
         try:
             self._cluster.fence = Leadership(self._cluster, self._job).require
-            self._owner = await self._ask(self._cluster.get, f"batch/jobs/{self._job}")
-            await self._take_over()
+            await self._adopt()
             await self._have_running(self.planned)
             self._is_open = True
         except BaseException:
@@ -105,19 +140,40 @@ class KubeNodes(Nodes):
     async def __aexit__(self, *error: object) -> None:
         await asyncio.shield(self._end())
 
+    async def _adopt(self) -> None:
+        """Note the pods of an earlier coordinator, whose agents end within their lease."""
+        until = self._clock.now() + self.run.lease_s + SILENCE_S + _KILL_S
+        for pod in await self._ask(self._cluster.list, "pods", labels=self._labels):
+            self._held[pod["metadata"]["uid"]] = until
+
+    async def _scale(self, *, up: bool) -> None:
+        await self._ask(scale, self._cluster, self.run.run_id, up=up)
+
     async def connect(self, node: NodePlan, *, token: str, is_fenced: bool = False) -> AgentLink:
-        """Connect to the agent of the node's pod, which is replaced if it ended or was left.
+        """Connect to the agent of the node's pod, whose controller replaces one that has ended.
 
         Raises SetupError.
         """
-        pod = self._pods.get(node.name)
-        if pod is None or pod.name in self._reached or await self._persist(pod.is_over):
-            pod = await self._replace(node, pod, is_fenced=is_fenced)
-        if pod.user != self._user:
-            await self._persist(partial(pod.claim, self._user))
-        self._reached.add(pod.name)
-        pod.say_slow = self._note_slow_end
-        return await self._dial(node, pod, token)
+        former = self._pods.get(node.name)
+        if former is not None and is_fenced:
+            self._held[former.uid] = 0.0
+        while True:
+            await self._have_running([node])
+            pod = self._pods[node.name]
+            try:
+                link = await self._dial(node, pod, token)
+            except _SilentSeatError:
+                if pod.uid not in self._held or not self._may_remove(pod.uid):
+                    raise
+                await pod.force()
+                continue
+            self._held[pod.uid] = float("inf")
+            self._agents[node.name] = link.welcome.identity
+            return link
+
+    def _may_remove(self, uid: str) -> bool:
+        """Return whether certainly no task is alive in a pod, whatever its kubelet says."""
+        return self._clock.now() >= self._held.get(uid, 0.0)
 
     async def repair(self) -> list[str]:
         """Repair nothing. A coordinator that has lost the lead ends here, not in another attempt.
@@ -128,23 +184,12 @@ class KubeNodes(Nodes):
         return []
 
     def fetch_command(self, node: str, folder: PurePath) -> str:
-        """Return the command for the node's newest pod, with the namespace that it is in."""
-        context = self._cluster.context or self._settings.context
+        """Return the command for the node's pod, with the namespace that it is in."""
+        context = self._cluster.access.context or self._settings.context
         where = f"--context {shlex.quote(context)} " if context else ""
         where += f"-n {self._cluster.namespace}"
-        pod = self._pods.get(node)
-        name = pod.name if pod else run_pods.pod_name(self._pod_run, node, self._generation[node])
-        return f"kubectl {where} exec {name} -- tar -C {shlex.quote(str(folder))} -c . | tar -x"
-
-    async def salvage(self, node: str, folder: PurePath, into: Path) -> None:
-        """Copy from a pod whose agent is gone: its seat still answers."""
-        pod = self._pods.get(node)
-        if pod is None:
-            raise NodeLostError(f"{node} has no pod")
-        sender = pod_files.sender_argv(self.run.run_id, os.devnull, str(folder))
-        argv = await self._argv_of(pod, sender)
-        if not await pod_files.receive(argv, into):
-            raise NodeLostError(f"the pod {pod.name} does not send its files")
+        pod = self._pod_run.pod(node)
+        return f"kubectl {where} exec {pod} -- tar -C {shlex.quote(str(folder))} -c . | tar -x"
 
     @classmethod
     async def fetch_left(
@@ -152,124 +197,109 @@ class KubeNodes(Nodes):
     ) -> None:
         """Copy from a pod that was kept, through its seat and the API server."""
         place = await soon(reach_again, endpoint, patience_s=_PATIENCE_S)
-        labels = {**run_objects.run_labels(run_id), ROLE: "task", TASK: node.name}
-        pods = [TaskPod(place, pod) for pod in await soon(place.list, "pods", labels=labels)]
-        used = sorted((pod for pod in pods if pod.user), key=lambda pod: -pod.generation)
-        if not used:
+        pod = f"{run_objects.object_name(run_id)}-{node.name}"
+        if await soon(place.find, f"pods/{pod}") is None:
             raise NodeLostError(f"the cluster has no pod of {node.name} any more")
         secret = await soon(place.get, f"secrets/{run_objects.object_name(run_id)}")
         token = base64.b64decode(secret["data"][run_objects.TOKEN])
-        argv = pod_files.sender_argv(run_id, os.devnull, str(folder))
-        if not await asyncio.to_thread(pod_files.fetch, place, used[0].name, token, argv, into):
-            raise NodeLostError(f"the pod {used[0].name} does not send its files")
+        argv = pod_files.sender_argv(run_id, str(folder))
+        if not await asyncio.to_thread(pod_files.fetch, place, pod, token, argv, into):
+            raise NodeLostError(f"the pod {pod} does not send its files")
 
     async def _dial(self, node: NodePlan, pod: TaskPod, token: str) -> AgentLink:
         """Connect to the agent in a pod; the seat of one that has just started may not listen."""
         argv = await self._argv(node, pod)
         config = self.run.relayed_agent(node.name, token)
-        config = replace(config, announces=True, echo="/proc/1/fd/1")
-        until = self._clock.now() + _DIAL_S
+        former = self._agents.get(node.name)
+        config = replace(config, announces=True, echo="/proc/1/fd/1", is_fenced=True, former=former)
+        had_agent = pod.uid in self._held
+        until = self._clock.now() + (_REDIAL_S if had_agent else _DIAL_S)
         while True:
             try:
+                if had_agent:
+                    await self._clear(pod)
                 return await relayed.connect(argv, config, place=pod)
             except relayed.Unreached as error:
                 await pod.explain()
                 if pod.loss or self._clock.now() >= until:
                     where = f"kubectl -n {self._cluster.namespace} describe pod {pod.name}"
-                    raise NodeLostError(
+                    raise _SilentSeatError(
                         f"{node.name} cannot be reached: {pod.loss or error}",
                         fix=f"`{where}` shows more",
                         nature=pod.loss.nature if pod.loss else LossNature.UNKNOWN,
                     ) from error
             await self._clock.sleep(_POLL_S)
 
-    async def _replace(self, node: NodePlan, pod: TaskPod | None, *, is_fenced: bool) -> TaskPod:
-        """Return the running pod of the next generation, once the old one is gone."""
-        if pod is not None:
-            if not await pod.end(_UNUSED_S if is_fenced else None):
-                if not is_fenced and pod.name in self._reached:
-                    why = pod.loss or "its kubelet has not reported its end"
-                    raise NodeLostError(f"{node.name} may still run: {why}")
-                await pod.force()
-            self._pods.pop(node.name, None)
-        await self._have_running([node])
-        return self._pods[node.name]
-
-    async def _take_over(self) -> None:
-        """Adopt the pods that nobody has used yet, and end those of an earlier coordinator.
-
-        `up` may still be making pods of the first generation: what it has not made, this makes
-        with the same name, so each is made once.
-        """
-        listed = await self._ask(self._cluster.list, "pods", labels=self._labels)
-        former: list[TaskPod] = []
-        newest_first = sorted(listed, key=lambda pod: -TaskPod(self._cluster, pod).generation)
-        for each in newest_first:
-            pod, node = TaskPod(self._cluster, each), each["metadata"]["labels"][TASK]
-            is_free = pod.user is None and not pod_reasons.is_over(each)
-            if is_free and node in self.hosts and node not in self._pods:
-                self._pods[node] = pod
-            else:
-                former.append(pod)
-        noted = int(self._owner["metadata"].get("annotations", {}).get(NEWEST, 0))
-        if not noted:
-            await self._note_generation(1)
-        top = max((noted, *(pod.generation for pod in former)))
-        self._generation = dict.fromkeys(self.hosts, top)
-        for node, pod in self._pods.items():
-            self._generation[node] = max(top, pod.generation)
-        used_before = {pod.name for pod in former if pod.user}
-        await asyncio.gather(*map(self._claim, former))
-        silent = await _end_all(former, _UNUSED_S)
-        used = [pod for pod in silent if pod.name in used_before]
-        if used:
-            wait_s = self.run.lease_s + SILENCE_S + _KILL_S
-            names = ", ".join(pod.name for pod in used)
-            self._say(f"pods of an earlier coordinator may run for {wait_s:.0f} s more: {names}")
-            used = await _end_all(used, wait_s)
-        for pod in silent:
-            if pod.name not in used_before or pod in used:
-                await pod.force()
-
-    async def _claim(self, pod: TaskPod) -> None:
-        """Claim a pod, unless it is gone."""
+    async def _clear(self, pod: TaskPod) -> None:
+        """End all that an earlier agent has left in a pod. Raises Unreached."""
+        argv = await self._argv_of(pod, ["python", "-I", "-S", "-c", _CLEAR])
+        process = await asyncio.create_subprocess_exec(
+            *argv,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,  # the terminal's Ctrl-C must reach the coordinator only
+        )
         try:
-            await self._persist(partial(pod.claim, self._user))
-        except KubeError as error:
-            if not (error.is_absence or error.is_conflict):
-                raise
+            _, errors = await process.communicate()
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        if process.returncode:
+            raise relayed.Unreached(errors.decode(errors="replace").strip())
+
+    # ── Pods ──
 
     async def _have_running(self, nodes: Sequence[NodePlan]) -> None:
         """Have a running pod for each of `nodes`.
 
-        Pods that are lost meanwhile are made anew, after a pause that grows. For a long one all are
-        given back, as also if not all are given a place in time: no half of a gang keeps others
-        from running. Raises SetupError.
+        Their controller makes pods that are lost meanwhile again. If that happens again and again,
+        or not all are given a place in time, all are given back for a while: no half of a gang
+        keeps others from running. Raises SetupError.
         """
-        pauses, began = Pauses(), self._clock.now()
+        pause_s, faults, began = 0.0, 0, self._clock.now()
         while True:
-            outcome = await self._try_to_run(nodes)
-            if not (outcome.lost or outcome.unplaced):
+            outcome = await self._wait_for(nodes)
+            if not outcome.reason:
+                for node in nodes:
+                    pod = outcome.running[self._pod_run.pod(node.name)]
+                    self._pods[node.name] = TaskPod(self._cluster, pod)
                 return
-            pauses.count(outcome)
-            left = [n for n in nodes if pauses.is_long or self._name_of(n) in outcome.lost]
-            await asyncio.gather(*(self._give_back(node) for node in left))
-            self._check_limits(nodes, outcome, began, pauses)
-            wait_s = pauses.pause_s * (0.75 + self._clock.jitter() / 2)
-            if pauses.is_long:
-                what = "pods are lost" if outcome.lost else "no place for all pods"
+            faults += outcome.is_fault
+            first_s = _PLACE_PAUSE_S if outcome.is_unplaced else _LOSS_PAUSE_S
+            pause_s = min(max(first_s, 2 * pause_s), _LONGEST_PAUSE_S)
+            self._check_limits(nodes, outcome, began, faults)
+            wait_s = pause_s * (0.75 + self._clock.jitter() / 2)
+            if pause_s >= _PLACE_PAUSE_S and not self._is_open:
+                what = "no place for all pods" if outcome.is_unplaced else "pods are lost"
                 what += f" ({outcome.reason}); all are given back, and made again in"
                 self._say(f"{what} {wait_s:.0f} s")
+                await self._scale(up=False)
             await self._clock.sleep(wait_s)
 
-    async def _try_to_run(self, nodes: Sequence[NodePlan]) -> Outcome:
-        if waits := await self._make_missing(nodes):
-            return Outcome(unplaced=True, reason=waits)
-        wait = Wait(self._cluster, self._labels, self._say, self._clock, self._deadline_s)
-        return await wait.until_running({self._pods[node.name].name for node in nodes})
+    async def _wait_for(self, nodes: Sequence[NodePlan]) -> Outcome:
+        """Have the controllers make the pods, and wait until those of `nodes` run."""
+        events = await self._persist(partial(list_refusals, self._cluster, self._name))
+        if not self._is_open:
+            await self._scale(up=True)
+        wait = Wait(
+            self._cluster,
+            self._labels,
+            self._name,
+            {self._pod_run.pod(node.name): node.name for node in nodes},
+            tasks=len(self.planned),
+            say=self._say,
+            clock=self._clock,
+            may_remove=self._may_remove,
+            refusals={each["metadata"]["uid"]: pod_reasons.count(each) for each in events},
+            is_first=not self._is_open,
+            deadline_s=self._deadline_s,
+        )
+        return await wait.until_running()
 
     def _check_limits(
-        self, nodes: Sequence[NodePlan], outcome: Outcome, began: float, pauses: Pauses
+        self, nodes: Sequence[NodePlan], outcome: Outcome, began: float, faults: int
     ) -> None:
         """Raise SetupError if pods are lost too often, or a lost one has no successor in time."""
         deadline_s = self._deadline_s if self._is_open else None
@@ -277,9 +307,9 @@ class KubeNodes(Nodes):
             names = join_first([node.name for node in nodes])
             message = f"no place for {names} in time: {outcome.reason}"
             raise NodeLostError(message, nature=LossNature.NO_PLACE)
-        if pauses.are_in_vain:
+        if faults >= _MOST_FAULTS:
             fix = f"`kubectl -n {self._cluster.namespace} get events` and the nodes' state say why"
-            what = f"the cluster has lost pods {pauses.faults} times before all ran; at last "
+            what = f"the cluster has lost pods {faults} times before all ran; at last "
             raise (NodeLostError if self._is_open else SetupError)(what + outcome.reason, fix=fix)
 
     @property
@@ -293,61 +323,9 @@ class KubeNodes(Nodes):
             return None
         return self._pod_run.plan.supervision.start_deadline_s
 
-    def _name_of(self, node: NodePlan) -> str:
-        pod = self._pods.get(node.name)
-        return pod.name if pod is not None else ""
-
     def _say(self, sentence: str) -> None:
         """Say why the run waits: for its first pods it is queued."""
         (self.run.tell if self._is_open else self.run.queued)(sentence)
-
-    async def _give_back(self, node: NodePlan) -> None:
-        """Delete a pod that has had no agent, so no task can be alive in it."""
-        pod = self._pods.pop(node.name, None)
-        if pod is not None and not await pod.end(_UNUSED_S):
-            await pod.force()
-
-    async def _make_missing(self, nodes: Sequence[NodePlan]) -> str:
-        """Create the pods that do not exist; return why the cluster does not take them now.
-
-        Raises SetupError where it never will.
-        """
-        missing = [node for node in nodes if node.name not in self._pods]
-        results = await asyncio.gather(*map(self._make, missing), return_exceptions=True)
-        waits, since = "", self._refused_since
-        self._refused_since = {}
-        for result in results:
-            if isinstance(result, KubeError):
-                tasks = len(self.planned)
-                reason = pod_reasons.refused(result.message, result.fix, tasks=tasks, others=1)
-                now = self._clock.now()
-                began = self._refused_since.setdefault(reason.what, since.get(reason.what, now))
-                if reason.after(now - began).nature is not Nature.WAITING:
-                    raise SetupError(str(reason), fix=reason.fix or result.fix) from result
-                waits = waits or str(reason)
-            elif isinstance(result, BaseException):
-                raise result
-        return waits
-
-    async def _make(self, node: NodePlan) -> None:
-        """Create the pod of the next generation, which is claimed from the start.
-
-        Raises KubeError for one that is refused. Where an answer was lost, the pod may exist.
-        """
-        generation = self._generation.get(node.name, 0) + 1
-        await self._note_generation(generation)
-        self._generation[node.name] = generation
-        body = run_pods.task_pod(self._pod_run, node.name, generation)
-        body = run_objects.with_owner(body, self._owner)
-        body["metadata"]["annotations"] = {**body["metadata"]["annotations"], CLAIMED: self._user}
-        try:
-            made = await self._ask(self._cluster.create, "pods", body)
-        except KubeError as error:
-            own = await self._find_own(body) if error.is_conflict else None
-            if own is None:
-                raise
-            made = own
-        self._pods[node.name] = TaskPod(self._cluster, made)
 
     async def _ask(self, method: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
         """Return what the API server answers to one request, however long it is away."""
@@ -362,20 +340,6 @@ class KubeNodes(Nodes):
                 self._say(f"{error.message}; tfcluster keeps asking")
                 await self._clock.sleep(1.0)
 
-    async def _find_own(self, body: Object) -> Object | None:
-        """Return the pod of that name if `up`, or a request whose answer was lost, has made it."""
-        found = await self._ask(self._cluster.find, f"pods/{body['metadata']['name']}")
-        if found is None or TaskPod(self._cluster, found).user not in (None, self._user):
-            return None
-        return found
-
-    async def _note_generation(self, generation: int) -> None:
-        """Note at the Job which names are taken for ever, for a later coordinator."""
-        if generation <= max(self._generation.values(), default=0):
-            return
-        body = {"metadata": {"annotations": {NEWEST: str(generation)}}}
-        await self._ask(self._cluster.patch, f"batch/jobs/{self._job}", body)
-
     async def _argv(self, node: NodePlan, pod: TaskPod) -> list[str]:
         """Return the transport to a pod, once its name is known."""
         await self._await_name(self.hosts[node.name], await self._address(pod))
@@ -383,16 +347,16 @@ class KubeNodes(Nodes):
 
     async def _argv_of(self, pod: TaskPod, argv: Sequence[str]) -> list[str]:
         """Return the command that runs `argv` in a pod."""
-        return pod_dial.address_argv(f"{await self._address(pod)}:{PORT}", _TOKEN, argv)
+        return seat_client.address_argv(f"{await self._address(pod)}:{PORT}", _TOKEN, argv)
 
     async def _address(self, pod: TaskPod) -> str:
-        found = await self._ask(self._cluster.get, f"pods/{pod.name}")
+        found = await self._ask(self._cluster.find, f"pods/{pod.name}") or {}
         if not (address := found.get("status", {}).get("podIP")):
             raise NodeLostError(f"the pod {pod.name} has no address")
         return str(address)
 
     async def _await_name(self, host: str, address: str) -> None:
-        """Wait until the cluster's DNS knows the pod of this generation."""
+        """Wait until the cluster's DNS knows the newest pod of this name."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + _RESOLVE_S
         while loop.time() < deadline:
@@ -410,45 +374,45 @@ class KubeNodes(Nodes):
         )
 
     async def _end(self) -> None:
-        """Delete the pods, unless files in them must stay."""
+        """Give the pods back, unless files in them must stay."""
         try:
             if self.keeps_folders:
-                names = ", ".join(pod.name for pod in self._pods.values())
+                names = ", ".join(self._pod_run.pod(node.name) for node in self.planned)
                 self.run.warn_at_end(
                     "files were not gathered, so the pods stay for"
                     f" {self._settings.collect_s / 3600:.3g} h: {names}"
                 )
             else:
-                await self._end_pods()
+                await soon(scale, self._cluster, self.run.run_id, up=False)
+                await self._await_end()
         except SetupError as error:
             self.run.warn_at_end(f"objects of {self._name} may be left: {error.message}")
 
-    async def _end_pods(self) -> None:
-        listed = await soon(self._cluster.list, "pods", labels=self._labels)
-        # Another coordinator's pods are not ours to delete, though they have the run's labels.
-        found = [TaskPod(self._cluster, each) for each in listed]
-        pods = [pod for pod in found if pod.user in (None, self._user)]
-        waited = {pod.name for pod in self._pods.values() if pod.has_no_end}
-        unused = [pod for pod in pods if pod.name not in self._reached or pod.name in waited]
-        used = [pod for pod in pods if pod not in unused]
-        silent, unended = await asyncio.gather(_end_all(used), _end_all(unused, _UNUSED_S))
-        for pod in unended:
-            if pod.name not in waited:
-                await pod.force()
-        silent += [pod for pod in unended if pod.name in waited]
-        if names := ", ".join(pod.name for pod in silent):
-            self.run.warn_at_end(f"no kubelet has confirmed the end of the deleted pods {names}")
-
-    def _note_slow_end(self, pod: str) -> None:
-        """Say that the cluster does not confirm the end of a pod; one pod stands for all."""
-        if not self._is_slow_end_told:
-            self._is_slow_end_told = True
-            self.run.tell(
-                f"the cluster has not confirmed the end of the pod {pod} yet; tfcluster waits"
-            )
+    async def _await_end(self) -> None:
+        """Wait until kubelets have ended all pods; remove their objects, which they would keep."""
+        until = self._clock.now() + _END_S
+        while pods := await soon(self._cluster.list, "pods", labels=self._labels):
+            for pod in pods:
+                if has_terminated(pod):
+                    await TaskPod(self._cluster, pod).force()
+            if self._clock.now() >= until:
+                names = ", ".join(pod["metadata"]["name"] for pod in pods)
+                self.run.warn_at_end(
+                    f"no kubelet has confirmed the end of the deleted pods {names}"
+                )
+                return
+            await self._clock.sleep(_POLL_S)
 
 
-async def _end_all(pods: Sequence[TaskPod], within_s: float | None = None) -> list[TaskPod]:
-    """Delete pods; return those that may still have a living process after that time."""
-    ended = await asyncio.gather(*(pod.end(within_s) for pod in pods))
-    return [pod for pod, is_gone in zip(pods, ended, strict=True) if not is_gone]
+def scale(cluster: Cluster, run_id: str, *, up: bool) -> None:
+    """Have the StatefulSets of a run make all their pods, or none. Raises SetupError."""
+    labels = {RUN: run_objects.run_labels(run_id)[RUN], ROLE: "task"}
+    for made in cluster.list("apps/statefulsets", labels=labels):
+        number = int(made["metadata"]["annotations"][TASKS]) if up else 0
+        if made["spec"]["replicas"] != number:
+            path = f"apps/statefulsets/{made['metadata']['name']}"
+            try:
+                cluster.patch(path, {"spec": {"replicas": number}})
+            except KubeError as error:
+                if not error.is_absence:  # the run was deleted
+                    raise

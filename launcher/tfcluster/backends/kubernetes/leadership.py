@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, NoReturn
 
-from tfcluster.backends.kubernetes.cluster.kube_client import Cluster, KubeError, Object
+from tfcluster.backends.kubernetes.kube_client import Cluster, KubeError, Object
 from tfcluster.backends.kubernetes.pod_reasons import is_over
 
 LEADER: Final = "tfcluster.dev/leader"

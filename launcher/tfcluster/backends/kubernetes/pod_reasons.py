@@ -116,6 +116,51 @@ def explain(pod: Object | None, events: Sequence[Object] = ()) -> Reason | None:
     return _waits(pod, ordered)
 
 
+def container_id(pod: Object) -> str:
+    """Return the id of the container of ours in a pod; empty before it is made."""
+    own = _own_status(pod)
+    return str(own.get("containerID") or "")
+
+
+def runs(pod: Object) -> bool:
+    """Return whether the container of ours in a pod is running."""
+    return _is_running(_own_status(pod))
+
+
+def waits_to_restart(pod: Object) -> bool:
+    """Return whether the kubelet waits until it starts the container of ours again."""
+    own = _own_status(pod)
+    waiting = (own.get("state") or {}).get("waiting") or {}
+    has_ended = "terminated" in (own.get("lastState") or {})
+    return has_ended and waiting.get("reason") in ("CrashLoopBackOff", "RunContainerError")
+
+
+def end_of_container(pod: Object, container: str) -> Object | None:
+    """Return how a container of ours has ended; None if it has not.
+
+    A kubelet starts it again in the same pod, with another id, and keeps only the last end.
+    """
+    own = _own_status(pod)
+    for state in ("state", "lastState"):
+        ended: Object | None = (own.get(state) or {}).get("terminated")
+        if ended is not None and ended.get("containerID") == container != "":
+            return ended
+    return {} if container and own.get("containerID", container) != container else None
+
+
+def as_it_ended(pod: Object, container: str) -> Object:
+    """Return a pod as it was when a container of ours had ended, if it has."""
+    if not (ended := end_of_container(pod, container)):
+        return pod
+    statuses = [{**_own_status(pod), "state": {"terminated": ended}}]
+    return {**pod, "status": {**_status(pod), "containerStatuses": statuses}}
+
+
+def _own_status(pod: Object) -> Object:
+    statuses = _status(pod).get("containerStatuses") or ()
+    return next((each for each in statuses if each.get("name") in _OWN), {})
+
+
 def last_end(pod: Object) -> Reason | None:
     """Return why a container of a pod ended that waits for its next start; None without one."""
     statuses = [
@@ -264,8 +309,8 @@ def _ended_by_status(pod: Object, events: Sequence[Object]) -> Reason | None:
     """Return the reason that the kubelet or a controller wrote into the pod's status."""
     word, message = (str(_status(pod).get(key) or "") for key in ("reason", "message"))
     if word == "Evicted":
-        found = _from_table(pod_words.EVICTIONS, message)
-        return found or _reason(pod_words.EVICTED, message)
+        is_own = re.search(pod_words.OVER_OWN_LIMITS, message, re.IGNORECASE)
+        return _reason(pod_words.EVICTED_FOR_ITSELF if is_own else pod_words.EVICTED, message)
     words = pod_words.STATUS.get(word)
     if words is None and word and "Pod was rejected" in message:
         words = pod_words.REJECTED
@@ -345,7 +390,7 @@ def _container_waits(pod: Object, waiting: Object, events: Sequence[Object]) -> 
         # The pull has the same text, so that both, which take turns, are one reason.
         pulls = [text for text in _texts(events, "Failed") if "pull image" in text]
         text = pulls[-1] if pulls else message
-        tries = sum(_count(each) for each in events if _is_failed_pull(each))
+        tries = sum(count(each) for each in events if _is_failed_pull(each))
         return _from_table(pod_words.PULLS, text or word, tries=tries, image=_image(pod))
     words = pod_words.CONTAINERS.get(word)
     if words is None:
@@ -447,7 +492,8 @@ def _message(event: Object) -> str:
     return str(event.get("message") or "")
 
 
-def _count(event: Object) -> int:
+def count(event: Object) -> int:
+    """Return how often an event has occurred."""
     return int((event.get("series") or {}).get("count") or event.get("count") or 1)
 
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from tfcluster.agent.containers.pod_seat import NOBODY_CAME
-
 _WAITING, _PERMANENT = "waiting", "permanent"
 _INFRASTRUCTURE, _PREEMPTION, _FAILURE = "infrastructure", "preemption", "failure"
 _SILENT, _OUT_OF_MEMORY = "silent", "out_of_memory"
@@ -68,32 +66,14 @@ SCHEDULING: Table = (
         ),
     ),
     (
-        r"unbound immediate PersistentVolumeClaims|volume node affinity conflict",
+        r"",
         Words(
-            "no node can use the pod's volume claim yet",
+            "no node has a place for the pod now",
             _WAITING,
-            "`kubectl describe pvc` shows what it waits for",
+            "wait for other pods, ask for less in runtime.kubernetes.resources, or correct"
+            " node_selector, affinity or tolerations: `kubectl describe nodes` shows all of it",
         ),
     ),
-    (
-        r"Insufficient|Too many pods",
-        Words(
-            "the pod does not fit on any node now",
-            _WAITING,
-            "wait for other pods, or ask for less in runtime.kubernetes.resources",
-        ),
-    ),
-    (
-        r"node affinity|node selector|didn't match Pod|untolerated taint|didn't tolerate"
-        r"|unschedulable",
-        Words(
-            "no node may take the pod",
-            _WAITING,
-            "correct node_selector, affinity or tolerations in runtime.kubernetes:"
-            " `kubectl get nodes --show-labels`, `kubectl describe nodes | grep Taints`",
-        ),
-    ),
-    (r"", Words("the pod is not scheduled", _WAITING, "the scheduler's message says why")),
 )
 
 IMAGE: Final = frozenset(
@@ -138,27 +118,20 @@ PULLS: Table = (
         ),
     ),
     (
-        r"unauthorized|authentication required|authorization failed|access denied|denied"
-        r"|\b40[13]\b|no basic auth|insufficient_scope",
+        r"",
         Words(
-            "the registry does not give the image {image} to the cluster",
+            "the image {image} cannot be pulled",
             _WAITING,
-            "does the image exist? A private one needs a Secret: `kubectl create secret"
-            " docker-registry NAME ...`, named in runtime.kubernetes.image_pull_secrets",
+            "does it exist? Correct runtime.kubernetes.image, or push it. A private one needs a"
+            " Secret: `kubectl create secret docker-registry NAME ...`, named in"
+            " runtime.kubernetes.image_pull_secrets",
             *(_PULL_S, _PULLS),
         ),
     ),
-    (
-        r"not found|manifest unknown|NAME_UNKNOWN|does not exist",
-        Words("the image {image} does not exist", _WAITING, _CHECK_IMAGE, _PULL_S, _PULLS),
-    ),
-    (r"", Words("the image {image} cannot be pulled", _WAITING, _CHECK_IMAGE, _PULL_S, _PULLS)),
 )
 _NOT_STARTED = Words("the container cannot be started", _WAITING, READ_MESSAGE, _MISSING_S)
 CONTAINERS: Mapping[str, Words] = {
-    "CreateContainerConfigError": Words(
-        "the settings of the pod's container cannot be used", _WAITING, READ_MESSAGE, _MISSING_S
-    ),
+    "CreateContainerConfigError": _NOT_STARTED,
     "CreateContainerError": _NOT_STARTED,
     "RunContainerError": _NOT_STARTED,
     "CrashLoopBackOff": Words(
@@ -219,15 +192,11 @@ STARTS: Table = (
         ),
     ),
     (
-        r"sandbox|network|cni",
-        Words("the node cannot set up the pod's network", _WAITING, "", _AWAY_S),
-    ),
-    (
         r"",
         Words(
-            "a volume of the pod cannot be mounted",
+            "the node cannot set up the pod's network or a volume",
             _WAITING,
-            "`kubectl describe pvc` and the message say why",
+            "the message says why; `kubectl describe pvc` shows the state of a claim",
             _AWAY_S,
         ),
     ),
@@ -247,45 +216,8 @@ REFUSALS: Table = (
         ),
     ),
     (
-        r"failed quota: .* must specify",
-        Words(
-            "the quota of the namespace demands requests or limits that the pod does not have",
-            _PERMANENT,
-            "set the named ones in runtime.kubernetes.resources and"
-            " runtime.kubernetes.coordinator.resources",
-        ),
-    ),
-    (
-        r"(maximum|minimum) \S+ usage per|limit to request ratio|must be less than or equal to",
-        Words(
-            "the namespace's LimitRange does not allow the pod's resources",
-            _PERMANENT,
-            "change runtime.kubernetes.resources: `kubectl describe limitrange`",
-        ),
-    ),
-    (
-        r"violates PodSecurity|PodSecurityPolicy|security context constraint",
-        Words(
-            "the namespace's security rules do not allow the pod",
-            _PERMANENT,
-            "remove what the message names from runtime.kubernetes.pod_template and volumes",
-        ),
-    ),
-    (
         r"failed calling webhook",
         Words("an admission webhook of the cluster does not answer", _WAITING, "", _AWAY_S),
-    ),
-    (
-        r"admission webhook .* denied|ValidatingAdmissionPolicy",
-        Words("a rule of the cluster does not allow the pod", _PERMANENT, READ_MESSAGE),
-    ),
-    (
-        r"no PriorityClass with name",
-        Words(
-            "the pod's priority class does not exist",
-            _PERMANENT,
-            "correct runtime.kubernetes.priority_class: `kubectl get priorityclasses`",
-        ),
     ),
     (
         r"error looking up service account|serviceaccount \S+ not found",
@@ -295,10 +227,6 @@ REFUSALS: Table = (
             "create it, or correct runtime.kubernetes.service_account: `kubectl get sa`",
             30.0,
         ),
-    ),
-    (
-        r"being terminated",
-        Words("the namespace is being deleted", _PERMANENT, "use another namespace"),
     ),
 )
 
@@ -327,29 +255,20 @@ DISRUPTIONS: Mapping[str, Words] = {
 }
 """Reason of the condition DisruptionTarget → words."""
 
-EVICTED = Words("the kubelet evicted the pod", _INFRASTRUCTURE)
-EVICTIONS: Table = (
-    (
-        r"emptyDir volume .* exceeds|usage exceeds the total limit|exceeded its local ephemeral",
-        Words(
-            "it was evicted: it wrote more to local disk than its limits allow",
-            _FAILURE,
-            "raise ephemeral-storage in runtime.kubernetes.resources.limits, or `size` of the"
-            " emptyDir; checkpoints belong on a claim or in an object store",
-        ),
-    ),
-    (
-        r"low on resource: \[?memory|MemoryPressure",
-        Words(
-            "it was evicted: its node ran out of memory",
-            _INFRASTRUCTURE,
-            "a memory request as high as the real use keeps the pod: it is evicted last",
-        ),
-    ),
-    (
-        r"low on resource|DiskPressure|PIDPressure",
-        Words("it was evicted: its node ran out of disk space or processes", _INFRASTRUCTURE),
-    ),
+OVER_OWN_LIMITS: Final = (
+    r"emptyDir volume .* exceeds|usage exceeds the total limit|exceeded its local ephemeral"
+)
+"""The words of a kubelet for a pod that it evicts for the pod's own sake; the code is the same."""
+EVICTED_FOR_ITSELF = Words(
+    "it was evicted: it wrote more to local disk than its limits allow",
+    _FAILURE,
+    "raise ephemeral-storage in runtime.kubernetes.resources.limits, or `size` of the"
+    " emptyDir; checkpoints belong on a claim or in an object store",
+)
+EVICTED = Words(
+    "it was evicted: its node ran out of memory, disk space or processes",
+    _INFRASTRUCTURE,
+    "a memory request as high as the real use keeps the pod: it is evicted last",
 )
 _SHUTDOWN = Words("its node {node} is shutting down", _PREEMPTION)
 REJECTED = Words("the node {node} refused the pod after its scheduling", _INFRASTRUCTURE)
@@ -389,7 +308,6 @@ TERMINATIONS: Mapping[str, Words] = {
     "Unknown": Words("its node's container runtime lost the container", _INFRASTRUCTURE),
 }
 EXIT_CODES: Mapping[int, Words] = {
-    NOBODY_CAME: Words("it gave its place back: no coordinator came in time", _PREEMPTION),
     137: Words("its container was killed (SIGKILL: exit code 137)", _INFRASTRUCTURE),
     143: Words("its container was ended (SIGTERM: exit code 143)", _INFRASTRUCTURE),
 }

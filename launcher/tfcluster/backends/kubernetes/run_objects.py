@@ -1,4 +1,4 @@
-"""The objects of a run at the API server, besides its pods: names, labels, Secrets, Service, Job.
+"""The objects of a run at the API server, but for what makes its pods: names, labels, Secrets, Job.
 
 All are plain dicts, so that `export` prints exactly what `up` creates. Functions here read no
 clock, no environment and no API server. kubernetes.io/docs/reference/kubernetes-api has the fields.
@@ -9,13 +9,13 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from tfcluster.agent.containers import pod_connection, pod_seat
-from tfcluster.backends.bundle import Bundle
+from tfcluster.agent.containers import pod_seat
 from tfcluster.plans.plan import Plan
 from tfcluster.spec.kubernetes import Kubernetes, is_label_value
 from tfcluster.spec.sections import Runtime
@@ -24,24 +24,21 @@ Object = dict[str, Any]
 
 RUN: Final = "tfcluster.dev/run"
 ROLE: Final = "tfcluster.dev/role"
-TASK: Final = "tfcluster.dev/task"
-GENERATION: Final = "tfcluster.dev/generation"
+TASK_TYPE: Final = "tfcluster.dev/task-type"
 MANAGED_BY: Final = "app.kubernetes.io/managed-by"
 """Labels. A run's value is its id, or the name of its objects where the id is no label's value."""
 RUN_ID: Final = "tfcluster.dev/run-id"
 STOP: Final = "tfcluster.dev/stop"
-CLAIMED: Final = "tfcluster.dev/claimed"
 VISITOR: Final = "tfcluster.dev/visitor"
-NEWEST: Final = "tfcluster.dev/newest-generation"
-"""Annotations: the full id of a run, why its Job is stopped, who uses a pod, the process that uses
-a Job without a run, and the highest generation of a run's pods, for which a name may be taken for
-ever."""
+TASKS: Final = "tfcluster.dev/tasks"
+"""Annotations: the full id of a run, why its Job is stopped, the process that uses a Job without a
+run, and the number of pods that a StatefulSet has while its run does."""
 
 HOME_FOLDER: Final = "/tfcluster/home"
 """The home of a pod's processes."""
 ACCOUNT: Final = "tfcluster"
 """The name of the coordinators' ServiceAccount, its Role and its RoleBinding."""
-TOKEN, SEAT = "token", "seat.pyz"
+TOKEN, SEAT = "token", "seat.py"
 COORDINATOR_TOKEN: Final = "coordinator-token"
 ENV_KEY: Final = "env."
 """The keys of a run's Secret; that of the secret variable X is ``env.X``."""
@@ -59,7 +56,8 @@ scheduler-plugins: KEP 42, coscheduling)."""
 def object_name(run_id: str) -> str:
     """Return the name of a run's objects: a DNS label of at most 40 characters.
 
-    Names of pods and Secrets are longer; a host name has 63 at most.
+    Names of pods and Secrets are longer; a host name has 63 at most, as a label has, which the
+    controller of a StatefulSet makes from its name and 11 characters.
     """
     name = re.sub(r"[^a-z0-9]+", "-", run_id.lower()).strip("-")
     if not name[:1].isalpha():  # a Service's name begins with a letter (RFC 1035)
@@ -96,9 +94,18 @@ class PodRun:
         annotations = {RUN_ID: self.run_id}
         return {"name": name, "labels": {**self.labels, **labels}, "annotations": annotations}
 
+    def pod(self, task: str) -> str:
+        """Return the name of the pod of a task (``worker-0``), which its StatefulSet gives it."""
+        return f"{self.name}-{task}"
+
     def host(self, task: str) -> str:
-        """Return the host name of a task (``worker-0``) in TF_CONFIG."""
-        return f"{task}.{self.name}"
+        """Return the host name of a task in TF_CONFIG."""
+        return f"{self.pod(task)}.{self.name}"
+
+    @property
+    def roles(self) -> dict[str, int]:
+        """Task type → the number of its tasks."""
+        return Counter(node.name.rpartition("-")[0] for node in self.plan.nodes)
 
 
 def run_labels(run_id: str) -> dict[str, str]:
@@ -132,18 +139,7 @@ def secret(run: PodRun, token: str, env: Mapping[str, str], *, own_token: str = 
     tokens = {TOKEN: token.encode()} | (
         {COORDINATOR_TOKEN: own_token.encode()} if own_token else {}
     )
-    return _opaque(run, run.name, {**tokens, SEAT: seat(), **values})
-
-
-def seat() -> bytes:
-    """Return the first program of a pod as a zip file that Python runs."""
-    files = {"__main__.py": f"import {pod_seat.__name__} as seat\n\nseat.main()\n".encode()}
-    for name, path in ((m.__name__, m.__file__) for m in (pod_connection, pod_seat)):
-        assert path is not None
-        inner = Path(*name.split("."))
-        files[f"{inner}.py"] = Path(path).read_bytes()
-        files |= {f"{folder}/__init__.py": b"" for folder in [*inner.parents][:-1]}
-    return Bundle(files, "").zip_bytes
+    return _opaque(run, run.name, {**tokens, SEAT: Path(pod_seat.__file__).read_bytes(), **values})
 
 
 def package_name(run: PodRun, number: int) -> str:
@@ -213,7 +209,7 @@ def coordinator_job(run: PodRun, template: Object) -> Object:
     """Return the Job of the coordinator, whose pods are made from `template`.
 
     It replaces a pod that is being deleted at once: the end of one on a lost node is never
-    reported. The successor waits for its predecessor (`volume_lease`, `in_pod`) and takes the lead
+    reported. The successor waits for its predecessor (`in_pod`) and takes the lead
     (`leadership`).
     """
     return {
@@ -262,8 +258,9 @@ def _rules() -> list[Object]:
         return {"apiGroups": [group], "resources": [resource], "verbs": [*verbs]}
 
     return [
-        rule("", "pods", "get", "list", "create", "delete", "patch"),
+        rule("", "pods", "get", "list", "delete"),
         rule("", "events", "list"),
+        rule("apps", "statefulsets", "list", "patch"),
         rule("batch", "jobs", "get", "patch"),
     ]
 

@@ -1,4 +1,4 @@
-"""The pods of a run as plain dicts: that of each task, and the template of the coordinator's.
+"""The makers of a run's pods as plain dicts: StatefulSets for tasks, the coordinator's template.
 
 They pass the Pod Security Standard "restricted" unless `runtime.user` or `pod_template` say
 otherwise (kubernetes.io/docs/concepts/security/pod-security-standards), and write nowhere but to
@@ -12,16 +12,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from tfcluster.agent.containers import pod_seat
-from tfcluster.backends.kubernetes.cluster.kube_access import JOB_VARIABLE
+from tfcluster.backends.kubernetes.kube_client import JOB_VARIABLE
 from tfcluster.backends.kubernetes.run_objects import (
     ACCOUNT,
     COORDINATOR_TOKEN,
     ENV_KEY,
-    GENERATION,
     HOME_FOLDER,
     ROLE,
+    RUN,
     SEAT,
-    TASK,
+    TASK_TYPE,
+    TASKS,
     TOKEN,
     Object,
     PodRun,
@@ -37,50 +38,76 @@ _STATE_VOLUME: Final = "tfcluster-runs"
 SHM: Final = "/dev/shm"
 TASK_CONTAINER, COORDINATOR_CONTAINER = "task", "coordinator"
 COORDINATOR: Final = ("python", "-P", "-m", "tfcluster.in_pod")
-"""The command of the coordinator, before the id of its run."""
+"""The command of the coordinator, before the id of its run and the time for its files."""
 _MORE_GRACE_S: Final = 30
 """The time after `grace_s` in which the agent ends its tasks and reports it."""
-_UNUSED_S: Final = 600
-"""The time after the deadline in which a coordinator must have come to a pod."""
 _USER: Final = "1000:1000"
 _SCHEDULERS: Final = {"volcano": "volcano", "coscheduling": "scheduler-plugins-scheduler"}
 _MERGED_BY: Final = {"volumeMounts": "mountPath", "ports": "containerPort"}
 """Lists of a pod whose items are not known by their name (as for `kubectl patch`)."""
 
 
-def pod_name(run: PodRun, task: str, generation: int) -> str:
-    """Return the name of a task's pod; a pod that replaces another has the next generation."""
-    return f"{run.name}-{task}-g{generation}"
+def stateful_sets(run: PodRun) -> list[Object]:
+    """Return the StatefulSet of each task type; the command of its pods is the seat, which waits.
+
+    They begin without pods: `up` cannot know when the coordinator has a place, and pods without
+    one would keep others from running. All pods of one are made at once, and a change of the
+    template replaces none.
+    """
+    return [_stateful_set(run, role, number) for role, number in run.roles.items()]
 
 
-def task_pod(run: PodRun, task: str, generation: int) -> Object:
-    """Return the pod of a task (``worker-0``); its command is the seat that waits for us."""
+def _stateful_set(run: PodRun, role: str, number: int) -> Object:
+    own = {ROLE: "task", TASK_TYPE: role}
+    metadata = run.metadata(f"{run.name}-{role}", **own)
+    metadata["annotations"] |= {TASKS: str(number)}
+    if run.settings.gang == "kueue":
+        metadata["labels"] |= {"kueue.x-k8s.io/queue-name": run.settings.queue or ""}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "StatefulSet",
+        "metadata": metadata,
+        "spec": {
+            "serviceName": run.name,
+            "replicas": 0,
+            "podManagementPolicy": "Parallel",
+            "updateStrategy": {"type": "OnDelete"},
+            "selector": {"matchLabels": {RUN: run.labels[RUN], **own}},
+            "template": _task_template(run, role),
+        },
+    }
+
+
+def _task_template(run: PodRun, role: str) -> Object:
     settings = run.settings
     shm = SHM if any("/" in name for name in settings.resources.limits) else None
     volumes = [_secret_volume(run), *_own_folders(shm, settings.volumes)]
     spec = {
-        "restartPolicy": "Never",
-        "hostname": task,
-        "subdomain": run.name,
         "automountServiceAccountToken": False,
         **_common_spec(run, settings.tolerations, settings.node_selector),
         **_scheduling(settings),
-        "containers": [_task_container(run, task, generation, volumes)],
+        "containers": [_task_container(run, role, volumes)],
         "volumes": [*map(_source, volumes), *map(_user_volume, settings.volumes)],
     }
-    labels = {ROLE: "task", TASK: task, GENERATION: str(generation)}
-    metadata = run.metadata(pod_name(run, task, generation), **labels)
-    metadata["labels"] |= _gang_labels(run)
-    metadata["annotations"] = {**settings.annotations, **metadata["annotations"], **_gang(run)}
-    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": _without_empty(spec)}
-    merged: Object = merge(pod, _template_for(TASK_CONTAINER, settings.pod_template))
+    metadata = run.metadata("", **{ROLE: "task", TASK_TYPE: role})
+    del metadata["name"]
+    if settings.gang == "coscheduling":
+        metadata["labels"] |= {"scheduling.x-k8s.io/pod-group": run.name}
+    if settings.gang == "volcano":
+        metadata["annotations"] |= {"scheduling.k8s.io/group-name": run.name}
+    metadata["annotations"] = {**settings.annotations, **metadata["annotations"]}
+    template = {"metadata": metadata, "spec": _without_empty(spec)}
+    merged: Object = merge(template, _template_for(TASK_CONTAINER, settings.pod_template))
     return merged
 
 
-def _task_container(run: PodRun, task: str, generation: int, volumes: Sequence[Object]) -> Object:
-    settings, node = run.settings, run.plan.node(task)
+def _task_container(run: PodRun, role: str, volumes: Sequence[Object]) -> Object:
+    settings = run.settings
+    node = next(each for each in run.plan.nodes if each.name.rpartition("-")[0] == role)
     assert node.container is not None
-    command = [node.python, *_seat(), *_patience(run, generation)]
+    has_shm = SHM in [*(v["mountPath"] for v in volumes), *(v.mount for v in settings.volumes)]
+    # What a container has left there counts towards the memory of the one that follows it.
+    command = [node.python, *_seat(), *([f"--empty={SHM}"] if has_shm else ())]
     return {
         **_seat_container(TASK_CONTAINER, node.container.image, command),
         "env": _environment(),
@@ -142,12 +169,9 @@ def _coordinator_container(
 ) -> Object:
     own = run.settings.coordinator
     if program is None:
-        program = (*COORDINATOR, run.run_id)
-    options = [
-        f"--token={RUN_FOLDER}/{COORDINATOR_TOKEN}",
-        f"--collect-s={run.settings.collect_s:g}",
-    ]
-    command = ["python3", *_seat(), *options, *(("--then", *program) if program else ())]
+        program = (*COORDINATOR, run.run_id, f"{run.settings.collect_s:g}")
+    token = f"--token={RUN_FOLDER}/{COORDINATOR_TOKEN}"
+    command = ["python3", *_seat(), token, *(("--then", *program) if program else ())]
     state = {JOB_VARIABLE: run.name, "TFCLUSTER_HOME": STATE_FOLDER}
     return {
         **_seat_container(COORDINATOR_CONTAINER, own.image or run.plan.images[0], command),
@@ -265,18 +289,6 @@ def _seat() -> tuple[str, ...]:
     return ("-I", "-S", f"{RUN_FOLDER}/{SEAT}")
 
 
-def _patience(run: PodRun, generation: int) -> list[str]:
-    """Return the options of a seat whose pod waits for the others, or with its files.
-
-    The first pods are there before a coordinator, which may never start: they give their places
-    back sooner.
-    """
-    deadline_s = run.plan.supervision.start_deadline_s or 0.0
-    is_soon = generation == 1 and deadline_s and run.settings.gang == "none"
-    idle_s = max(0.0 if is_soon else pod_seat.IDLE_S, deadline_s + _UNUSED_S)
-    return [f"--idle-s={math.ceil(idle_s)}", f"--linger-s={run.settings.collect_s:g}"]
-
-
 def _environment() -> list[Object]:
     """Return variables for a user that the image's /etc/passwd may not have."""
     values = {"HOME": HOME_FOLDER, "USER": "tfcluster", "LOGNAME": "tfcluster"}
@@ -370,26 +382,6 @@ def _user_volume(volume: Volume) -> Object:
     assert volume.empty_dir is not None
     found = {"medium": volume.empty_dir.medium, "sizeLimit": volume.empty_dir.size}
     return {"name": volume.name, "emptyDir": {k: value for k, value in found.items() if value}}
-
-
-def _gang_labels(run: PodRun) -> dict[str, str]:
-    """Return the labels by which a gang scheduler knows the pods of one gang.
-
-    kueue.sigs.k8s.io/docs/tasks/run/plain_pods describes groups of plain pods.
-    """
-    if run.settings.gang == "kueue":
-        queue = {"kueue.x-k8s.io/queue-name": run.settings.queue or ""}
-        return {**queue, "kueue.x-k8s.io/pod-group-name": run.name}
-    return (
-        {"scheduling.x-k8s.io/pod-group": run.name} if run.settings.gang == "coscheduling" else {}
-    )
-
-
-def _gang(run: PodRun) -> dict[str, str]:
-    """Return the annotations that go with `_gang_labels`."""
-    if run.settings.gang == "kueue":
-        return {"kueue.x-k8s.io/pod-group-total-count": str(len(run.plan.nodes))}
-    return {"scheduling.k8s.io/group-name": run.name} if run.settings.gang == "volcano" else {}
 
 
 def _without_empty(spec: Object) -> Object:

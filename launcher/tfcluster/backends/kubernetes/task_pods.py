@@ -1,139 +1,100 @@
-"""The pods of a run's tasks: their certain end (`TaskPod`), and the wait until all run (`Wait`)."""
+"""The pods of a run's tasks: whether one has certainly ended, and the wait until all run."""
 
 from __future__ import annotations
 
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Final
 
 from tfcluster.backends.base import Tell
 from tfcluster.backends.kubernetes import pod_reasons
-from tfcluster.backends.kubernetes.cluster.kube_client import (
+from tfcluster.backends.kubernetes.kube_client import (
     Cluster,
     KubeError,
     KubeSilentError,
     Object,
     soon,
 )
-from tfcluster.backends.kubernetes.pod_reasons import Nature, Reason, has_terminated, is_over
-from tfcluster.backends.kubernetes.run_objects import CLAIMED, GENERATION
-from tfcluster.errors import SetupError
+from tfcluster.backends.kubernetes.pod_reasons import Nature, Reason
+from tfcluster.errors import NodeLostError, SetupError
 from tfcluster.node_loss import NodeLoss
 
 _POLL_S, _LONGEST_POLL_S = 0.3, 3.0
-_END_POLL_S = 0.3
-_GONE_S = 30.0
-_QUIET_S = 4.0
-"""Seconds that the end of a pod may take without a word."""
-_GRACE_S = 1
-_EXPLAIN_S = 2.0
+_GONE_S: Final = 30.0
+_UNUSED_S: Final = 5.0
+"""Seconds that a pod without a living task may take to end, before its object is removed."""
+_EXPLAIN_S: Final = 2.0
 """Seconds after which pods that wait are explained by their events, again and again."""
-_LOSS_PAUSE_S, _PLACE_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0, 600.0
-_MOST_FAULTS = 6
-"""The times that the cluster may lose pods before all run; as `backoffLimit` of its own Jobs."""
-_EXPLAINED = 4
+_EXPLAINED: Final = 4
 """Pods that are explained at once; others wait for the same, as a rule."""
 
 
 class TaskPod:
-    """A pod; the `relayed.AgentContainer` of its agent."""
+    """A pod with an agent; the `relayed.AgentContainer` of the agent."""
 
     def __init__(self, cluster: Cluster, made: Object) -> None:
         """`made`: the pod as the API server returned it."""
-        metadata = made["metadata"]
-        self._cluster, self._uid = cluster, metadata["uid"]
-        self.name: str = metadata["name"]
-        self.generation = int(metadata["labels"][GENERATION])
-        self.user: str | None = metadata.get("annotations", {}).get(CLAIMED)
-        """The coordinator that uses it, if any does."""
+        self._cluster, self._container = cluster, pod_reasons.container_id(made)
+        self.name: str = made["metadata"]["name"]
+        self.uid: str = made["metadata"]["uid"]
         self.loss: NodeLoss | None = None
-        self.say_slow: Callable[[str], None] = lambda pod: None
-        """Called with its name if its end is not confirmed for `_QUIET_S`."""
-        self._leaves_orderly = self._is_gone = self._is_left = False
-        """`_leaves_orderly`: its deletion waits for the kubelet, which ends its processes first.
-        `_is_left`: we end it."""
-
-    async def claim(self, user: str) -> None:
-        """Note at the pod which coordinator uses it. Raises SetupError."""
-        body = {"metadata": {"uid": self._uid, "annotations": {CLAIMED: user}}}
-        await soon(self._cluster.patch, f"pods/{self.name}", body)
-        self.user = user
+        self._is_gone = self._leaves_orderly = False
+        """`_leaves_orderly`: its deletion waits for the kubelet, which ends its processes first."""
 
     async def has_ended(self, stderr: str) -> bool:
         """Return whether a kubelet has reported its end; a missing object proves nothing."""
         await self.explain()
         return self._is_gone
 
-    async def is_over(self) -> bool:
-        """Return whether it has ended or is being deleted. Raises SetupError."""
-        pod = await self._find()
-        return pod is None or is_over(pod)
-
     async def explain(self) -> None:
         """Update `loss`; it stays as it is if the API server does not answer."""
-        if self._is_left:  # its deletion is no reason for anything
-            return
         try:
             pod = await self._find()
-            reason = await explain(self._cluster, self.name, pod)
+            reason = await explain(self._cluster, self.uid, pod, self._container)
         except SetupError:
             return
         self.loss = reason.loss_of(self.name) if reason else None
 
-    async def end(self, within_s: float | None = None) -> bool:
-        """Delete it; return whether certainly no process in it is alive.
-
-        A kubelet keeps the object of an ended pod for up to a minute, until its folders are gone,
-        so the object is removed as soon as the kubelet has reported the end.
-        """
-        self._is_left = True
-        slow = asyncio.get_running_loop().call_later(_QUIET_S, self.say_slow, self.name)
+    async def end(self) -> bool:
+        """Return whether certainly no process of its agent is alive, at the end of a deletion."""
         try:
-            async with asyncio.timeout(_GONE_S if within_s is None else within_s):
-                pod = await self._find()
-                if pod is not None and not self._is_gone:
-                    path = f"pods/{self.name}"
-                    await soon(self._cluster.delete, path, grace_s=_GRACE_S, uid=self._uid)
-                    self._leaves_orderly = True
-                while pod is not None and not self._is_gone:
-                    await asyncio.sleep(_END_POLL_S)
-                    pod = await self._find()
-                if pod is not None:
-                    await self.force()
+            async with asyncio.timeout(_GONE_S):
+                while (pod := await self._find()) is not None and not self._is_gone:
+                    if "deletionTimestamp" not in pod["metadata"]:
+                        break
+                    await asyncio.sleep(_POLL_S)
         except (KubeError, TimeoutError):
             pass
-        finally:
-            slow.cancel()
         return self._is_gone
-
-    @property
-    def has_no_end(self) -> bool:
-        """True if its end was waited for in vain."""
-        return self._is_left and not self._is_gone
 
     async def force(self) -> None:
         """Remove its object; to be called once certainly no task in it is alive."""
-        try:
-            await soon(self._cluster.delete, f"pods/{self.name}", grace_s=0, uid=self._uid)
-        except KubeError as error:
-            if not error.is_conflict:  # else it is another pod of that name
-                raise
+        await _remove(self._cluster, self.name, self.uid)
 
     async def _find(self) -> Object | None:
-        """Return the pod, and note whether its processes have ended."""
+        """Return the pod, and note whether the processes of its agent have ended."""
         pod = await soon(self._cluster.find, f"pods/{self.name}")
-        if pod is not None and pod["metadata"]["uid"] != self._uid:
+        if pod is not None and pod["metadata"]["uid"] != self.uid:
             pod = None
         if pod is None:
             self._is_gone = self._is_gone or self._leaves_orderly
         else:
             has_grace = bool(pod["metadata"].get("deletionGracePeriodSeconds"))
             self._leaves_orderly = has_grace and not pod_reasons.is_on_silent_node(pod)
-            self._is_gone = has_terminated(pod)
+            has_restarted = pod_reasons.end_of_container(pod, self._container) is not None
+            self._is_gone = has_restarted or pod_reasons.has_terminated(pod)
         return pod
+
+
+async def _remove(cluster: Cluster, name: str, uid: str, *, grace_s: int = 0) -> None:
+    try:
+        await soon(cluster.delete, f"pods/{name}", grace_s=grace_s, uid=uid)
+    except KubeError as error:
+        if not error.is_conflict:  # else it is another pod of that name
+            raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,72 +108,60 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The end of a wait for pods: all run, unless one of these is set."""
+    """The end of a wait for pods."""
 
-    lost: Collection[str] = ()
-    """Pods that ended or were deleted before all ran."""
-    unplaced: bool = False
-    """True if not all pods were given a node in time."""
+    running: Mapping[str, Object] = field(default_factory=dict)
+    """The pods, if all run."""
     reason: str = ""
-    """The reason why a pod was lost, or has no node."""
+    """The reason why a pod was lost, or has no place in time; empty if all run."""
+    is_unplaced: bool = False
+    """True if not all pods were given a place in time."""
     is_fault: bool = False
     """True if a pod was lost by a fault of the cluster, not to other pods."""
 
 
 @dataclass(slots=True)
-class Pauses:
-    """The growing pauses between the tries to have all pods run."""
-
-    pause_s: float = 0.0
-    faults: int = 0
-    """The tries that ended by a fault of the cluster."""
-
-    def count(self, outcome: Outcome) -> None:
-        """Choose the pause after a try that ended so."""
-        first_s = _PLACE_PAUSE_S if outcome.unplaced else _LOSS_PAUSE_S
-        self.pause_s = min(max(first_s, 2 * self.pause_s), _LONGEST_PAUSE_S)
-        self.faults += outcome.is_fault
-
-    @property
-    def is_long(self) -> bool:
-        """True if no pod may keep others from running meanwhile."""
-        return self.pause_s >= _PLACE_PAUSE_S
-
-    @property
-    def are_in_vain(self) -> bool:
-        return self.faults >= _MOST_FAULTS
-
-
-@dataclass(slots=True)
 class Wait:
-    """The wait until all of a run's pods run."""
+    """The wait until pods run, which their controllers make, and make again if they are lost."""
 
     cluster: Cluster
     labels: Mapping[str, str]
     """The labels of the run's pods, by which they are listed at once."""
+    run: str
+    """The name of the run's objects."""
+    names: Mapping[str, str]
+    """Pod → its node."""
+    tasks: int
+    """The number of the run's task pods."""
     say: Tell
     clock: Clock
+    may_remove: Callable[[str], bool]
+    """Returns whether certainly no task is alive in the pod with a uid."""
+    refusals: Mapping[str, int]
+    """The uid of an event about a pod that was refused → how often that had occurred before."""
+    is_first: bool
+    """True before all pods of the run have run: one that fails by itself then never will."""
     deadline_s: float | None = None
     """The time in which all must be given a node."""
     _started: float = field(init=False)
     _explained_at: float = field(init=False)
-    _reason: str = ""
-    """The newest reason why a pod waits or is lost."""
-    _is_fault: bool = False
-    """True if the cluster is the cause of one of the newest reasons."""
     _told: set[str] = field(default_factory=set)
+    _seen: dict[str, str] = field(default_factory=dict)
+    """Pod → the uid that it had last."""
+    _leaving: dict[str, float] = field(default_factory=dict)
+    """The uid of a pod that is over → since when."""
     _since: dict[tuple[str, str], float] = field(default_factory=dict)
     """Pod and reason → since when the pod has it."""
 
     def __post_init__(self) -> None:
         self._started = self._explained_at = self.clock.now()
 
-    async def until_running(self, names: Collection[str]) -> Outcome:
+    async def until_running(self) -> Outcome:
         """Wait, and `say` why they do not run. Raises SetupError for a pod that never will."""
         while True:
             began = self.clock.now()
             try:
-                if (outcome := await self._check(names)) is not None:
+                if (outcome := await self._check()) is not None:
                     return outcome
             except KubeSilentError as error:
                 self._tell(f"{error.message}; tfcluster keeps asking")
@@ -220,38 +169,107 @@ class Wait:
             waited_s = self.clock.now() - self._started
             await self.clock.sleep(min(max(_POLL_S, waited_s / 30), _LONGEST_POLL_S))
 
-    async def _check(self, names: Collection[str]) -> Outcome | None:
+    async def _check(self) -> Outcome | None:
         listed = await soon(self.cluster.list, "pods", labels=self.labels)
         found = {each["metadata"]["name"]: each for each in listed}
-        waiting = [name for name in sorted(names) if not _is_running(found.get(name))]
+        waiting = [name for name in sorted(self.names) if not _is_running(found.get(name))]
         if not waiting:
-            return Outcome()
+            return Outcome({name: found[name] for name in self.names})
+        if (lost := await self._clear_away(found, waiting)) is not None:
+            return lost
         now = self.clock.now()
-        lost = [name for name in waiting if name not in found or is_over(found[name])]
         unplaced = [name for name in waiting if not _has_node(found.get(name))]
         is_late = self.deadline_s is not None and now - self._started >= self.deadline_s
-        if lost or (is_late and unplaced) or now >= self._explained_at + _EXPLAIN_S:
-            self._explained_at = now
-            await self._explain({name: found.get(name) for name in lost or unplaced or waiting})
-        if lost:
-            return Outcome(lost=lost, reason=self._reason, is_fault=self._is_fault)
-        if is_late and unplaced:
-            return Outcome(unplaced=True, reason=self._reason or f"{unplaced[0]} has no node")
+        if not ((is_late and unplaced) or now >= self._explained_at + _EXPLAIN_S):
+            return None
+        self._explained_at = now
+        reason = await self._explain({name: found.get(name) for name in unplaced or waiting})
+        is_refused = bool(reason) and unplaced != [] and unplaced[0] not in found
+        if is_refused or (is_late and unplaced):
+            return Outcome(reason=reason or f"{unplaced[0]} has no node", is_unplaced=True)
         return None
 
-    async def _explain(self, pods: Mapping[str, Object | None]) -> None:
+    async def _clear_away(self, found: Mapping[str, Object], waiting: list[str]) -> Outcome | None:
+        """Remove the objects of pods that are over, for which their successors wait.
+
+        Return the outcome if another pod is lost. Raises NodeLostError for one that may still run.
+        """
+        is_first, lost = not self._seen, list[tuple[str, str, Object | None]]()
+        for name in waiting:
+            pod, former = found.get(name), self._seen.get(name)
+            uid = "" if pod is None else pod["metadata"]["uid"]
+            if former not in (None, uid) and former not in self._leaving:
+                lost.append((name, former, None))
+            if pod is None:
+                continue
+            is_new = uid not in self._leaving
+            if _crashes(pod):
+                self._leaving.setdefault(uid, self.clock.now())
+                await self._end_crashing(pod)
+            elif _is_over(pod):
+                self._leaving.setdefault(uid, self.clock.now())
+                lost += [(name, uid, pod)] if is_new and not is_first else []
+                await self._bury(pod)
+        self._seen |= {name: pod["metadata"]["uid"] for name, pod in found.items()}
+        if not lost:
+            return None
+        name, uid, pod = lost[0]
+        reason = await explain(self.cluster, uid, pod)
+        if self.is_first:
+            _require_hope(name, reason)
+        why = f"{name}: {reason or 'it was lost'}"
+        self._tell(why)
+        is_fault = reason is not None and reason.nature in (Nature.INFRASTRUCTURE, Nature.SILENT)
+        return Outcome(reason=why, is_fault=is_fault)
+
+    async def _end_crashing(self, pod: Object) -> None:
+        """End a pod whose container ends again and again: in a new one it starts at once, and a
+        kubelet waits for up to five minutes. Raises SetupError for one that never will run."""
+        name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
+        if self.is_first:
+            _require_hope(name, pod_reasons.last_end(pod))
+        await _remove(self.cluster, name, uid, grace_s=1)
+
+    async def _bury(self, pod: Object) -> None:
+        """Remove the object of a pod that is over, once no task in it can be alive.
+
+        A kubelet keeps it for up to a minute, until the pod's folders are gone.
+        """
+        name, uid, now = pod["metadata"]["name"], pod["metadata"]["uid"], self.clock.now()
+        lasted_s = now - self._leaving.get(uid, now)
+        if pod_reasons.has_terminated(pod) or (self.may_remove(uid) and lasted_s >= _UNUSED_S):
+            await _remove(self.cluster, name, uid)
+            self._started = now  # from now on its successor looks for a place
+        elif lasted_s >= _GONE_S and not (self.is_first or self.may_remove(uid)):
+            reason = await explain(self.cluster, uid, pod)
+            why = reason.loss_of(name) if reason else "its kubelet has not reported its end"
+            raise NodeLostError(f"{self.names[name]} may still run: {why}")
+
+    async def _explain(self, pods: Mapping[str, Object | None]) -> str:
         """Say why the first pods wait; raise SetupError for one that another pod would follow."""
-        reason, natures = "", set[Nature]()
+        said = ""
         for name, pod in [*pods.items()][:_EXPLAINED]:
-            if (why := await explain(self.cluster, name, pod)) is not None:
+            why = await (self._explain_missing(name) if pod is None else self._explain_pod(pod))
+            if why is not None:
                 since = self._since.setdefault((name, why.what), self.clock.now())
                 _require_hope(name, why.after(self.clock.now() - since))
-                reason = reason or f"{name}: {why}"
-                natures.add(why.nature)
-        self._reason = reason or self._reason
-        self._is_fault = bool(natures & {Nature.INFRASTRUCTURE, Nature.SILENT})
-        if reason:
-            self._tell(reason)
+                said = said or f"{name}: {why}"
+        if said:
+            self._tell(said)
+        return said
+
+    async def _explain_pod(self, pod: Object) -> Reason | None:
+        return await explain(self.cluster, pod["metadata"]["uid"], pod)
+
+    async def _explain_missing(self, name: str) -> Reason | None:
+        """Return why the controller cannot make a pod, as far as it has said so since we wait."""
+        for event in await list_refusals(self.cluster, self.run):
+            message = str(event.get("message") or "")
+            known = self.refusals.get(event["metadata"]["uid"], 0)
+            if f"Pod {name} in" in message and pod_reasons.count(event) > known:
+                refusal = message.partition("failed error: ")[2] or message
+                return pod_reasons.refused(refusal, tasks=self.tasks, others=1)
+        return None
 
     def _tell(self, sentence: str) -> None:
         if sentence not in self._told:  # a pull and its back-off take turns
@@ -259,23 +277,46 @@ class Wait:
             self._told.add(sentence)
 
 
-def _require_hope(pod: str, reason: Reason) -> None:
+def _require_hope(pod: str, reason: Reason | None) -> None:
     """Raise SetupError for a reason that another pod would meet, too."""
-    if reason.nature in (Nature.PERMANENT, Nature.FAILURE, Nature.OUT_OF_MEMORY):
+    hopeless = (Nature.PERMANENT, Nature.FAILURE, Nature.OUT_OF_MEMORY)
+    if reason is not None and reason.nature in hopeless:
         raise SetupError(f"the pod {pod}: {reason}", fix=reason.fix)
 
 
-async def explain(cluster: Cluster, name: str, pod: Object | None) -> Reason | None:
-    """Return why a pod does not run or does not answer, or None. Raises SetupError."""
-    events = await soon(cluster.list, "events", fieldSelector=f"involvedObject.name={name}")
-    return pod_reasons.explain(pod, events)
+async def explain(
+    cluster: Cluster, uid: str, pod: Object | None, container: str = ""
+) -> Reason | None:
+    """Return why a pod does not run or does not answer, or None. Raises SetupError.
+
+    `container`: the one whose end counts, although the kubelet may have started another one.
+    """
+    events = await soon(cluster.list, "events", fieldSelector=f"involvedObject.uid={uid}")
+    found = None if pod is None else pod_reasons.as_it_ended(pod, container)
+    return pod_reasons.explain(found, events)
 
 
-def _is_running(pod: Mapping[str, Any] | None) -> bool:
-    if pod is None or is_over(pod):
-        return False
-    return bool(pod.get("status", {}).get("phase") == "Running")
+async def list_refusals(cluster: Cluster, run: str) -> list[Object]:
+    """Return the events about pods of a run that the API server did not accept."""
+    selector = "involvedObject.kind=StatefulSet,reason=FailedCreate"
+    events = await soon(cluster.list, "events", fieldSelector=selector)
+    return [each for each in events if each["involvedObject"]["name"].startswith(f"{run}-")]
 
 
-def _has_node(pod: Mapping[str, Any] | None) -> bool:
+def _is_running(pod: Object | None) -> bool:
+    return pod is not None and not _is_over(pod) and pod_reasons.runs(pod)
+
+
+def _is_over(pod: Object) -> bool:
+    """Return whether a pod has ended for good, or is being deleted."""
+    is_ended = pod.get("status", {}).get("phase") in ("Failed", "Succeeded")
+    return is_ended or "deletionTimestamp" in pod["metadata"]
+
+
+def _crashes(pod: Object) -> bool:
+    """Return whether a kubelet waits until it starts the container of a pod again."""
+    return not _is_over(pod) and pod_reasons.waits_to_restart(pod)
+
+
+def _has_node(pod: Object | None) -> bool:
     return pod is not None and bool(pod.get("spec", {}).get("nodeName"))

@@ -7,7 +7,6 @@ import os
 from pathlib import Path
 
 import pytest
-from kubernetes.config import kube_config
 
 
 @pytest.fixture
@@ -16,7 +15,6 @@ def kubeconfig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("KUBECONFIG", str(path))
     for name in [each for each in os.environ if each.lower().endswith("_proxy")]:
         monkeypatch.delenv(name)
-    monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(path))
     return path
 
 

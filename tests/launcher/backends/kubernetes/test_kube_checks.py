@@ -11,8 +11,8 @@ from tests.documentation import ROOT
 
 from tfcluster.backends.jobs import Obstacle, Submission
 from tfcluster.backends.kubernetes import kube_checks
-from tfcluster.backends.kubernetes.cluster.kube_client import Cluster, KubeError
 from tfcluster.backends.kubernetes.kube_checks import Survey
+from tfcluster.backends.kubernetes.kube_client import Cluster, KubeError
 from tfcluster.discovery import planning
 from tfcluster.spec import PlanOptions
 from tfcluster.spec.kubernetes import Kubernetes
@@ -94,27 +94,6 @@ def test_a_claim_for_one_node_is_a_warning_for_two_tasks() -> None:
     assert not found.is_fatal
     assert "ReadWriteOnce" in found.what
     assert list(survey(objects, tasks=1, volumes=volumes).check_objects()) == []
-
-
-@pytest.mark.parametrize(
-    ("class_name", "classes", "is_fatal"),
-    [
-        (None, {}, True),
-        ("fast", {}, True),
-        ("fast", {"volumeBindingMode": "Immediate"}, False),
-        ("fast", {"volumeBindingMode": "WaitForFirstConsumer"}, None),
-        ("", {}, False),
-    ],
-)
-def test_a_claim_without_a_volume_yet(
-    class_name: str | None, classes: Object, is_fatal: bool | None
-) -> None:
-    spec = {"accessModes": ["ReadWriteMany"], "storageClassName": class_name}
-    claim = {"metadata": {"name": "runs"}, "spec": spec, "status": {"phase": "Pending"}}
-    path = f"/apis/storage.k8s.io/v1/storageclasses/{class_name}"
-    objects: Object = {"persistentvolumeclaims/runs": claim, path: classes or None}
-    found = list(survey(objects, run_volume="runs").check_objects())
-    assert [one.is_fatal for one in found] == ([] if is_fatal is None else [is_fatal])
 
 
 def test_what_may_not_be_read_is_said_and_stops_nothing() -> None:

@@ -18,11 +18,17 @@ import pytest
 import urllib3
 from tests.launcher.backends.kubernetes.conftest import write_one
 
-from tfcluster.backends.kubernetes.cluster.kube_access import PlainAccess, reach, reach_again
-from tfcluster.backends.kubernetes.cluster.kube_client import Cluster, KubeError, KubeSilentError
+from tfcluster.backends.kubernetes.kube_client import (
+    Cluster,
+    KubeError,
+    KubeSilentError,
+    reach,
+    reach_again,
+)
 from tfcluster.errors import SetupError
 
 Answer = tuple[int, Any]
+CURRENT = SimpleNamespace(context=None, namespace=None)
 
 
 class Server(ThreadingHTTPServer):
@@ -82,7 +88,7 @@ def write(path: Path, server: Server, *, current: str | None = "b") -> None:
 def cluster(path: Path, server: Server, *answers: Answer, patience_s: float = 5.0) -> Cluster:
     server.answers = list(answers)
     write(path, server)
-    return reach(SimpleNamespace(context=None, namespace=None), patience_s=patience_s)
+    return reach(CURRENT, patience_s=patience_s)
 
 
 def status(code: int, message: str) -> Answer:
@@ -148,7 +154,7 @@ def test_an_early_end_of_tls_is_silence_and_the_request_is_repeated(
 ) -> None:
     port, came = closing
     write_one(kubeconfig, {"token": "t"}, server=f"https://127.0.0.1:{port}")
-    place = reach(SimpleNamespace(context=None, namespace=None), patience_s=2)
+    place = reach(CURRENT, patience_s=2)
     with pytest.raises(KubeSilentError, match="does not answer"):
         place.get("pods/p") if method == "get" else place.create("pods", {})
     assert len(came) > 1
@@ -185,9 +191,9 @@ def test_a_run_is_asked_about_with_the_context_that_started_it(
     name = reach(SimpleNamespace(context="a", namespace="vision")).name
     assert name == f"http://127.0.0.1:{server.server_port}/vision (context a)"
     again = reach_again(name, patience_s=1)
-    assert (again.context, again.namespace) == ("a", "vision")
+    assert (again.access.context, again.namespace) == ("a", "vision")
     gone = name.replace("context a", "context that was removed")
-    assert reach_again(gone, patience_s=1).context in ("a", "b")
+    assert reach_again(gone, patience_s=1).access.context in ("a", "b")
     with pytest.raises(SetupError, match="no context of the kubeconfig leads to https://other:1"):
         reach_again("https://other:1/vision (context a)", patience_s=1)
 
@@ -196,87 +202,43 @@ def test_a_run_is_asked_about_with_the_context_that_started_it(
 def test_a_damaged_kubeconfig_is_an_error_of_the_user(kubeconfig: Path, text: str) -> None:
     kubeconfig.write_text(text)
     with pytest.raises(SetupError, match="no Kubernetes cluster to use"):
-        reach(SimpleNamespace(context=None, namespace=None))
+        reach(CURRENT)
     with pytest.raises(SetupError):
         reach_again("https://lab:1/x", patience_s=1)
 
 
-def test_a_context_with_its_token_is_read_without_the_official_client(kubeconfig: Path) -> None:
-    write_one(kubeconfig, {"token": "secret"})
-    found = PlainAccess.read(None)
-    assert found is not None
-    assert (found.context, found.namespace, found.host) == ("c", "n", "https://lab:6443")
-    assert found.headers() == {"authorization": "Bearer secret"}
-
-
 def test_a_kubeconfig_is_read_once_until_it_changes(kubeconfig: Path) -> None:
     write_one(kubeconfig, {"token": "secret"})
-    first, again, named = (PlainAccess.read(context) for context in (None, None, "c"))
-    assert first is not None
-    assert named is not None
-    assert again is first  # with its connections
-    assert named.context == first.context
+    first, again = reach(CURRENT), reach(CURRENT)
+    assert (first.name, first.access.headers()) == (
+        "https://lab:6443/n (context c)",
+        {"authorization": "Bearer secret"},
+    )
+    assert again.access is first.access  # with its connections
     write_one(kubeconfig, {"token": "other!"})
-    renewed = PlainAccess.read(None)
-    assert renewed is not None
-    assert renewed.headers() == {"authorization": "Bearer other!"}
+    assert reach(CURRENT).access.headers() == {"authorization": "Bearer other!"}
 
 
 def test_a_forked_child_has_connections_of_its_own(kubeconfig: Path) -> None:
     write_one(kubeconfig, {"token": "secret"})
-    first = PlainAccess.read(None)
+    first = reach(CURRENT).access
     if (pid := os.fork()) == 0:
-        os._exit(0 if PlainAccess.read(None) is not first else 1)
+        os._exit(0 if reach(CURRENT).access is not first else 1)
     assert os.waitpid(pid, 0)[1] == 0
-    assert PlainAccess.read(None) is first
+    assert reach(CURRENT).access is first
 
 
-def test_a_token_file_is_read_each_time_and_relative_to_the_kubeconfig(kubeconfig: Path) -> None:
-    (kubeconfig.parent / "token").touch()
-    write_one(kubeconfig, {"tokenFile": "token"})
-    found = PlainAccess.read("c")
-    assert found is not None
-    for token in ("first", "renewed"):
-        (kubeconfig.parent / "token").write_text(f"{token}\n")
-        assert found.headers() == {"authorization": f"Bearer {token}"}
-    (kubeconfig.parent / "token").unlink()
-    with pytest.raises(KubeError, match=r"token of the kubeconfig: .*No such file"):
-        found.headers()
+def test_a_program_of_the_kubeconfig_signs_in(kubeconfig: Path) -> None:
+    credential: dict[str, Any] = {"apiVersion": "client.authentication.k8s.io/v1"}
+    credential |= {"kind": "ExecCredential", "status": {"token": "made"}}
+    program = {"command": "echo", "args": [json.dumps(credential)], "interactiveMode": "Never"}
+    write_one(kubeconfig, {"exec": {"apiVersion": credential["apiVersion"], **program}})
+    assert reach(CURRENT).access.headers() == {"authorization": "Bearer made"}
 
 
-@pytest.mark.parametrize(
-    ("user", "cluster"),
-    [
-        ({"exec": {"command": "aws"}}, {}),
-        ({"token": "t", "as": "admin"}, {}),
-        ({"client-certificate": "gone.crt", "client-key": "gone.key"}, {}),
-        ({"client-certificate-data": "no base64", "client-key-data": "x"}, {}),
-        ({"token": "t"}, {"proxy-url": "http://proxy:3128"}),
-        (
-            {"client-certificate": "me.crt", "client-key": "me.key"},
-            {"certificate-authority-data": "some are files"},
-        ),
-        ({"token": "t"}, {"certificate-authority-data": "bm90IGEgY2VydGlmaWNhdGU="}),
-        ({"tokenFile": "gone"}, {}),
-        ([], {}),
-    ],
-)
-def test_other_contexts_are_left_to_the_official_client(
-    kubeconfig: Path, user: object, cluster: dict[str, object]
-) -> None:
-    write_one(kubeconfig, user, **cluster)
-    assert PlainAccess.read(None) is None
-
-
-def test_several_kubeconfigs_and_proxies_are_left_to_the_official_client(
-    kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_several_kubeconfigs_are_one(kubeconfig: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_one(kubeconfig, {"token": "secret"})
-    monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")
-    assert PlainAccess.read(None) is None
-    monkeypatch.delenv("HTTPS_PROXY")
-    assert PlainAccess.read(None) is not None
     other = kubeconfig.with_name("other")
-    other.write_text("{}")
-    monkeypatch.setenv("KUBECONFIG", f"{kubeconfig}:{other}")
-    assert PlainAccess.read(None) is None
+    other.write_text('{"contexts": []}')
+    monkeypatch.setenv("KUBECONFIG", f"{other}:{kubeconfig}")
+    assert reach(CURRENT).host == "https://lab:6443"

@@ -89,7 +89,7 @@ def crashing(ended: dict[str, Any]) -> dict[str, Any]:
     [
         (pending("InvalidImageName", "couldn't parse image"), [], 0, "no valid name of an image"),
         (NO_IMAGE, failed_pulls(1), 59, ""),
-        (NO_IMAGE, failed_pulls(1), 60, "the image train:8 does not exist"),
+        (NO_IMAGE, failed_pulls(1), 60, "the image train:8 cannot be pulled"),
         (NO_IMAGE, failed_pulls(3), 0, "the image train:8"),
         (UNMOUNTED, [MOUNT], 299, ""),
         (UNMOUNTED, [MOUNT], 300, "hostPath type check failed"),

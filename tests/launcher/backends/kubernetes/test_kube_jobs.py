@@ -16,8 +16,8 @@ from tests.launcher.conftest import plan_of
 
 from tfcluster.backends import past_runs
 from tfcluster.backends.jobs import Submission
-from tfcluster.backends.kubernetes.cluster import port_forward
-from tfcluster.backends.kubernetes.cluster.kube_client import (
+from tfcluster.backends.kubernetes import port_forward
+from tfcluster.backends.kubernetes.kube_client import (
     Cluster,
     KubeError,
     KubeSilentError,
@@ -198,7 +198,7 @@ def test_a_coordinator_that_cannot_have_heard_a_stop_is_told_again(
     running: FakePlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = Told("the pod did not answer within 10 s", "no port-forward")
-    monkeypatch.setattr(kube_jobs, "SeatProcess", told)
+    monkeypatch.setattr(port_forward, "start", told)
     stop(running)
     assert told.pods == ["lab-1-x"] * 3
 
@@ -208,7 +208,7 @@ def test_a_coordinator_that_may_have_heard_a_stop_is_not_told_again(
 ) -> None:
     """A second stop would end its tasks at once."""
     told = Told(end="the connection to the pod broke")
-    monkeypatch.setattr(kube_jobs, "SeatProcess", told)
+    monkeypatch.setattr(port_forward, "start", told)
     with pytest.raises(SetupError, match="cannot be told to stop: the connection to the pod broke"):
         stop(running)
     assert told.pods == ["lab-1-x"]
@@ -218,7 +218,7 @@ def test_a_coordinator_that_cannot_be_told_for_long_is_an_error(
     running: FakePlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kube_jobs, "_STOP_S", 0.0)
-    monkeypatch.setattr(kube_jobs, "SeatProcess", Told("no port-forward"))
+    monkeypatch.setattr(port_forward, "start", Told("no port-forward"))
     with pytest.raises(SetupError, match=r"pod lab-1-x cannot be told to stop: no port-forward"):
         stop(running)
 

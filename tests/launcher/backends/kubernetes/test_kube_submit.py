@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
+import io
 import json
+import socket
+import subprocess
 import sys
-from collections.abc import Sequence
+import tarfile
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,22 +20,20 @@ from tests.documentation import ROOT
 from tfcluster import in_pod
 from tfcluster.api import make_launch
 from tfcluster.backends.jobs import Submission
-from tfcluster.backends.kubernetes import pod_files, run_pods
-from tfcluster.backends.kubernetes.cluster.kube_access import JOB_VARIABLE
-from tfcluster.backends.kubernetes.cluster.kube_client import KubeError, KubeSilentError
-from tfcluster.backends.kubernetes.run_objects import CLAIMED, PodRun
+from tfcluster.backends.kubernetes import pod_files
+from tfcluster.backends.kubernetes.kube_client import JOB_VARIABLE, KubeError
+from tfcluster.backends.kubernetes.run_objects import TASKS
 from tfcluster.backends.kubernetes.submitted import (
     kube_jobs,
     kube_own_job,
     kube_package,
     kube_submit,
-    rescue,
 )
 from tfcluster.backends.kubernetes.submitted.kube_own_job import NOT_COPYING
 from tfcluster.coordinator import submitting
 from tfcluster.discovery import planning
 from tfcluster.errors import SetupError
-from tfcluster.rundir import control, registry
+from tfcluster.rundir import control, heartbeat, registry
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.states import Status
 from tfcluster.spec import LaunchOptions
@@ -119,8 +120,8 @@ def test_the_coordinators_pod_is_made_once_all_that_it_mounts_and_finds_exists(
 ) -> None:
     assert kube_submit.submit(submission(tmp_path)) == "lab-1"
     kinds = [made["kind"] for made in place.made]
-    needed = ["Job", "Secret", "NetworkPolicy", "Service", "Secret", "Secret"]
-    assert kinds == [*needed, "Pod", "Pod"]
+    needed = ["Job", "Secret", "NetworkPolicy", "Service", "StatefulSet", "Secret", "Secret"]
+    assert kinds == needed
     assert place.made[0]["spec"]["parallelism"] == 0
     assert place.patched == [("batch/jobs/lab-1", {"spec": {"parallelism": 1}}, len(needed))]
 
@@ -133,7 +134,7 @@ def test_the_pod_for_checks_starts_nothing_and_uses_no_volume_of_a_run(
     job = replace(job, runtime=job.runtime.model_copy(update={"kubernetes": kubernetes}))
     token = kube_submit.make_visit(job, place)  # type: ignore[arg-type]
     kinds = [made["kind"] for made in place.made]
-    assert kinds == ["Job", "Secret", "NetworkPolicy", "Service"]
+    assert kinds == ["Job", "Secret", "NetworkPolicy", "Service", "StatefulSet"]
     assert decode(place.made[1], "coordinator-token") == token.decode()
     pod = place.made[0]["spec"]["template"]["spec"]
     assert "--then" not in pod["containers"][0]["command"]
@@ -141,53 +142,11 @@ def test_the_pod_for_checks_starts_nothing_and_uses_no_volume_of_a_run(
     assert "tfcluster-package" not in [volume["name"] for volume in pod["volumes"]]
 
 
-@pytest.mark.parametrize("pods", [[], [{"spec": {}}]])
-def test_tasks_take_no_place_from_a_coordinator_that_has_none(
-    place: FakePlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pods: list[Object]
-) -> None:
-    monkeypatch.setattr(kube_submit, "_PLACE_S", 0.2)
-    place.pods = pods
-    assert kube_submit.submit(submission(tmp_path)) == "lab-1"
-    assert "Pod" not in [made["kind"] for made in place.made]
-    assert place.deleted == []
-
-
-def test_a_pod_that_the_coordinator_has_made_already_is_not_made_twice(
-    place: FakePlace, tmp_path: Path
-) -> None:
-    place.refuses["pods"] = KubeError("it already exists", status=409)
-    assert kube_submit.submit(submission(tmp_path)) == "lab-1"
-    assert place.deleted == []
-
-
-def test_a_quota_that_never_has_room_for_all_pods_leaves_nothing(
-    place: FakePlace, tmp_path: Path
-) -> None:
-    text = "exceeded quota: q, requested: pods=1, used: pods=2, limited: pods=2"
-    place.refuses["pods"] = KubeError(text, status=403)
-    with pytest.raises(SetupError, match=r"exceeded quota: q.*\n.*fewer tasks, or ask for less"):
-        kube_submit.submit(submission(tmp_path))
-    assert [path for path, _ in place.deleted] == ["batch/jobs/lab-1"]
-
-
-def test_the_api_server_is_left_alone_once_pods_are_made(
-    place: FakePlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pauses = list[tuple[float, str]]()
-    monkeypatch.setattr(
-        "time.sleep", lambda seconds: pauses.append((seconds, place.made[-1]["kind"]))
-    )
-    kube_submit.submit(submission(tmp_path))
-    pause_s = kube_submit._UNDISTURBED_S
-    assert pauses == [(pause_s, "Secret"), (pause_s, "Pod")]
-    assert [made["kind"] for made in place.made].count("Pod") == 2
-
-
 def test_the_token_here_is_that_of_the_coordinators_seat(place: FakePlace, tmp_path: Path) -> None:
     kube_submit.submit(submission(tmp_path))
-    job, secret, *_, pod = place.made
-    mounted = [items_of(spec) for spec in (pod["spec"], job["spec"]["template"]["spec"])]
-    assert mounted == [["token", "seat.pyz"], ["token", "seat.pyz", "coordinator-token"]]
+    job, secret, *_, tasks, _, _ = place.made
+    mounted = [items_of(made["spec"]["template"]["spec"]) for made in (tasks, job)]
+    assert mounted == [["token", "seat.py"], ["token", "seat.py", "coordinator-token"]]
     decoded = [decode(secret, key) for key in ("token", "coordinator-token")]
     assert (tmp_path / ".seat-token").read_text() == decoded[1] != decoded[0]
 
@@ -210,31 +169,6 @@ def test_a_refused_object_takes_back_the_run_and_no_other(place: FakePlace, tmp_
     assert place.deleted == [("batch/jobs/lab-1", "uid-1")]
 
 
-def test_a_pod_that_must_wait_for_a_place_is_left_to_the_coordinator(
-    place: FakePlace, tmp_path: Path
-) -> None:
-    place.refuses["pods"] = KubeError("exceeded quota: q", status=403)
-    assert kube_submit.submit(submission(tmp_path)) == "lab-1"
-    assert place.deleted == []
-
-
-def test_why_no_pod_can_be_made_is_said_with_its_own_fix(place: FakePlace, tmp_path: Path) -> None:
-    place.refuses["pods"] = KubeError("this user may not", fix="is it up?")
-    with pytest.raises(SetupError) as raised:
-        kube_submit.submit(submission(tmp_path))
-    assert raised.value.message.endswith("refuses the pod: this user may not")
-    assert raised.value.fix == "is it up?"
-    assert place.deleted == [("batch/jobs/lab-1", "uid-1")]
-
-
-def test_a_run_whose_coordinator_starts_is_not_given_up_for_an_api_server_that_falls_silent(
-    place: FakePlace, tmp_path: Path
-) -> None:
-    place.refuses["pods"] = KubeSilentError("it does not answer")
-    assert kube_submit.submit(submission(tmp_path)) == "lab-1"
-    assert place.deleted == []
-
-
 def test_the_job_of_another_run_is_left_alone(place: FakePlace, tmp_path: Path) -> None:
     place.refuses["batch/jobs"] = KubeError("it exists", status=409)
     with pytest.raises(KubeError):
@@ -242,45 +176,28 @@ def test_the_job_of_another_run_is_left_alone(place: FakePlace, tmp_path: Path) 
     assert place.deleted == []
 
 
-def test_a_run_whose_end_is_noted_does_not_start_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(JOB_VARIABLE, "lab-1")
-    monkeypatch.setattr(kube_own_job, "has_run_ended", lambda job: job == "lab-1")
-    assert in_pod.main("lab-1") == 0
-
-
-def test_a_successor_that_could_not_get_the_files_asks_again_when_it_starts_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_run_whose_end_is_noted_does_not_start_again(
+    place: FakePlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has the lead from its first start on: its pods would be ended, with the checkpoints."""
-    paths, asked, leads = RunPaths(tmp_path), list[bool](), ["before"]
-    lead = SimpleNamespace(
-        pod="after",
-        leader=lambda: leads[-1],
-        take=lambda: leads.append("after"),
-        require_lasting_pod=int,
-    )
-
-    def rescue_files(asked_for: RunPaths) -> None:
-        asked.append(True)
-        raise SetupError("the pod has the run's files and does not send them")
-
     monkeypatch.setenv(JOB_VARIABLE, "lab-1")
-    for name in ("note_clock", "await_predecessors"):
-        monkeypatch.setattr(kube_own_job, name, lambda *args: None)
-    monkeypatch.setattr(kube_own_job, "has_run_ended", lambda job: False)
+    monkeypatch.setenv("TFCLUSTER_HOME", str(tmp_path))
+    monkeypatch.setattr(kube_own_job, "has_run_ended", lambda job: job == "lab-1")
+    lead = SimpleNamespace(take=lambda: None)
     monkeypatch.setattr(kube_own_job, "leadership", lambda job: lead)
-    monkeypatch.setattr(kube_package, "unpack", lambda *args: paths)
-    monkeypatch.setattr(
-        in_pod, "Lease", lambda *args: SimpleNamespace(take=lambda: None, keep=lambda: None)
-    )
-    monkeypatch.setattr(in_pod, "record_job", lambda *args: None)
-    monkeypatch.setattr(in_pod, "_rescue", rescue_files)
-    (tmp_path / kube_package.SUBMITTED).write_text("{}")
-    monkeypatch.setattr(in_pod, "JobSubmitted", SimpleNamespace)
-    for _ in range(2):
-        with pytest.raises(SetupError):
-            in_pod.main("lab-1")
-    assert len(asked) == 2
+    place.pods = []  # and its folder is lost: nothing is left to fetch
+    assert in_pod.main("lab-1", 3600.0) == 0
+
+
+def test_the_files_of_an_ended_run_are_kept_until_they_are_fetched_and_then_its_pods_end(
+    place: FakePlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = {"metadata": {"name": "lab-1-worker", "annotations": {TASKS: "2"}}}
+    place.pods = [{**made, "spec": {"replicas": 2}}]
+    began = time.monotonic()
+    monkeypatch.setattr(in_pod, "_FETCHED_POLL_S", 0.01)
+    assert in_pod._keep_files(RunPaths(tmp_path), 0.2) == 0
+    assert time.monotonic() >= began + 0.2
+    assert place.patched == [("apps/statefulsets/lab-1-worker", {"spec": {"replicas": 0}}, 0)]
 
 
 def test_a_stop_waits_for_the_folder_of_its_own_run(
@@ -356,36 +273,45 @@ def test_a_successor_waits_until_its_predecessor_has_saved(
     assert len(slept) == 1
 
 
-def test_a_living_pod_with_files_is_asked_until_it_answers(
+def test_a_coordinator_on_a_volume_waits_for_the_one_before_until_that_is_dead_or_silent(
     place: FakePlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    planned = planning.plan(SPEC)
-    run = PodRun("lab-1", planned.plan, planned.spec.runtime)
-    pod = run_pods.task_pod(run, "worker-0", 1)
-    pod["metadata"]["annotations"][CLAIMED] = "a coordinator"
-    pod["status"] = {"phase": "Running", "podIP": "10.0.0.7"}
-    place.pods = [pod]
-    answers: list[tuple[int, Sequence[str]] | None] = [None, None, (3, ["step-40"])]
-    monkeypatch.setattr(rescue, "_fetch", lambda *args: answers.pop(0))
-    monkeypatch.setattr(registry, "load_plan", lambda paths: planned.plan)
-    monkeypatch.setattr(rescue, "_PAUSE_S", 0.0)
-    paths = RunPaths(tmp_path / "lab-1")
-    found = rescue.restore(paths, place, tmp_path)  # type: ignore[arg-type]
-    assert found == (3, ["step-40"])
-    monkeypatch.setattr(rescue, "_fetch", lambda *args: None)
-    monkeypatch.setattr(rescue, "_PATIENCE_S", 0.0)
-    with pytest.raises(SetupError, match="lab-1-worker-0-g1 has the run's files"):
-        rescue.restore(paths, place, tmp_path)  # type: ignore[arg-type]
+    paths, slept, silences = RunPaths(tmp_path), list[float](), [1.0, 31.0]
+    kube_own_job.await_silence(paths)  # nobody has been there
+    before = {"host": "before", "boot_id": "b", "pid": 1, "start": 2}
+    heartbeat.claim(paths, {**before, "host": socket.gethostname()})
+    kube_own_job.await_silence(paths)  # it was in this pod
+    heartbeat.claim(paths, before)
+    monkeypatch.setattr(kube_own_job, "time", SimpleNamespace(sleep=slept.append))
+    monkeypatch.setattr(heartbeat, "silent_s", lambda paths: silences.pop(0))
+    kube_own_job.await_silence(paths)
+    assert (silences, len(slept)) == ([], 1)
+    ended: Object = {"name": "coordinator", "state": {"terminated": {"exitCode": 75}}}
+    monkeypatch.setattr(place, "find", lambda path: {"status": {"containerStatuses": [ended]}})
+    silences.append(1.0)
+    kube_own_job.await_silence(paths)
+    assert len(slept) == 1
+
+
+def test_what_a_pod_is_to_send_are_its_files_once_its_tasks_are_dead(tmp_path: Path) -> None:
+    (saved := tmp_path / "saved").mkdir()
+    (saved / "ckpt-1.index").write_text("1")
+    (into := tmp_path / "into").mkdir()
+    task = subprocess.Popen(["sleep", "600"], env={"TFCLUSTER_RUN_ID": "lab-1"})
+    argv = pod_files.sender_argv("lab-1", str(saved))
+    sent = subprocess.run([sys.executable, *argv[1:]], stdout=subprocess.PIPE, check=True).stdout
+    assert task.wait(60) == -9
+    assert pod_files._unpack(io.BytesIO(sent), into)
+    assert (into / "ckpt-1.index").read_text() == "1"
 
 
 def test_an_archive_that_is_damaged_or_leads_out_of_its_folder_has_not_arrived(
     tmp_path: Path,
 ) -> None:
-    assert not asyncio.run(pod_files.receive(["sh", "-c", "echo no archive"], tmp_path))
-    leads_out = (
-        "import sys, tarfile; tar = tarfile.open(fileobj=sys.stdout.buffer, mode='w|');"
-        "tar.addfile(tarfile.TarInfo('../outside')); tar.close()"
-    )
     (inner := tmp_path / "inner").mkdir()
-    assert not asyncio.run(pod_files.receive([sys.executable, "-c", leads_out], inner))
+    assert not pod_files._unpack(io.BytesIO(b"no archive"), inner)
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as tar:
+        tar.addfile(tarfile.TarInfo("../outside"))
+    assert not pod_files._unpack(file, inner)
     assert not [*tmp_path.glob("outside")]

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from tfcluster.backends.kubernetes.cluster.kube_client import KubeError
+from tfcluster.backends.kubernetes.kube_client import KubeError
 from tfcluster.backends.kubernetes.leadership import LEADER, Leadership
 
 Object = dict[str, Any]

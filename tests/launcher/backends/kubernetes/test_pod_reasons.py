@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from tfcluster.agent.containers.pod_seat import NOBODY_CAME
 from tfcluster.backends.kubernetes import pod_reasons
 from tfcluster.backends.kubernetes.pod_reasons import Nature, Reason
 from tfcluster.supervision.failure import Kind, kind_of_leaving, kind_of_loss
@@ -68,7 +67,7 @@ CASES: dict[str, tuple[Object | None, list[Object], str, Nature, str]] = {
     "no room": (
         unscheduled("0/2 nodes are available: 2 Insufficient nvidia.com/gpu."),
         [event("FailedScheduling", "0/2 nodes are available: 2 Insufficient nvidia.com/gpu.")],
-        "does not fit on any node now",
+        "no node has a place",
         Nature.WAITING,
         "resources",
     ),
@@ -77,7 +76,7 @@ CASES: dict[str, tuple[Object | None, list[Object], str, Nature, str]] = {
             "0/1 nodes are available: 1 node(s) had taint {a: b}, that the pod didn't tolerate."
         ),
         [],
-        "no node may take the pod",
+        "no node has a place",
         Nature.WAITING,
         "tolerations",
     ),
@@ -99,14 +98,14 @@ CASES: dict[str, tuple[Object | None, list[Object], str, Nature, str]] = {
     "no such image": (
         waiting("ImagePullBackOff", 'Back-off pulling image "tf:1"'),
         [event("Failed", PULL + '"docker.io/library/tf:1": not found')],
-        "the image tf:1 does not exist",
+        "the image tf:1 cannot be pulled",
         Nature.WAITING,
         "image",
     ),
     "private image": (
         waiting("ErrImagePull", PULL + "pull access denied, authorization failed"),
         [],
-        "does not give the image tf:1",
+        "the image tf:1 cannot be pulled",
         Nature.WAITING,
         "image_pull_secrets",
     ),
@@ -175,13 +174,6 @@ CASES: dict[str, tuple[Object | None, list[Object], str, Nature, str]] = {
         *(ended("OOMKilled", 137), [], "more memory", Nature.OUT_OF_MEMORY),
         "runtime.kubernetes.resources.limits",
     ),
-    "nobody came": (
-        ended("Error", NOBODY_CAME),
-        [],
-        "no coordinator came",
-        Nature.PREEMPTION,
-        "",
-    ),
     "own exit": (ended("Error", 3, "no disk"), [], "exit code 3", Nature.FAILURE, ""),
     "no python": (
         ended("StartError", 128, 'exec: "python": executable file not found in $PATH'),
@@ -210,13 +202,6 @@ CASES: dict[str, tuple[Object | None, list[Object], str, Nature, str]] = {
         "wrote more to local disk",
         Nature.FAILURE,
         "ephemeral-storage",
-    ),
-    "evicted, disk pressure": (
-        pod("Failed", **EVICTED, message="The node had condition: [DiskPressure]. "),
-        [],
-        "disk space",
-        Nature.INFRASTRUCTURE,
-        "",
     ),
     "rejected": (
         pod("Failed", reason="OutOfcpu", message="Pod Node didn't have enough resource: cpu"),
@@ -320,7 +305,7 @@ def test_a_pod_that_starts_or_runs_needs_no_explanation(fine: Object) -> None:
 def test_the_servers_text_is_beneath_our_words() -> None:
     text = "0/2 nodes are available: 2 Insufficient cpu."
     reason = pod_reasons.explain(unscheduled(text))
-    assert str(reason) == f"the pod does not fit on any node now: {text}"
+    assert str(reason) == f"no node has a place for the pod now: {text}"
 
 
 @pytest.mark.parametrize(
@@ -452,13 +437,13 @@ def _natures(reason: Reason | None, *lasted: float) -> list[Nature]:
             "is used up",
             Nature.PERMANENT,
         ),
-        ("failed quota: q: must specify limits.cpu", "demands", Nature.PERMANENT),
-        ("maximum memory usage per Container is 1Gi, but limit is 2Gi", "LimitRange",
+        ("failed quota: q: must specify limits.cpu", "refuses the pod", Nature.PERMANENT),
+        ("maximum memory usage per Container is 1Gi, but limit is 2Gi", "refuses the pod",
          Nature.PERMANENT),
-        ('violates PodSecurity "restricted:latest": x', "security rules", Nature.PERMANENT),
+        ('violates PodSecurity "restricted:latest": x', "refuses the pod", Nature.PERMANENT),
         ('failed calling webhook "w": connect: connection refused', "webhook", Nature.WAITING),
-        ('admission webhook "w" denied the request: no', "a rule of", Nature.PERMANENT),
-        ("no PriorityClass with name high was found", "priority class", Nature.PERMANENT),
+        ('admission webhook "w" denied the request: no', "refuses the pod", Nature.PERMANENT),
+        ("no PriorityClass with name high was found", "refuses the pod", Nature.PERMANENT),
         ("something new", "refuses the pod", Nature.PERMANENT),
     ],
 )  # fmt: skip

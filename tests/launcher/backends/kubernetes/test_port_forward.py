@@ -13,9 +13,9 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import trustme
@@ -23,10 +23,9 @@ import urllib3
 from tests.launcher.backends.kubernetes.conftest import write_one
 from websocket import ABNF, frame_buffer
 
-from tfcluster.backends.kubernetes.cluster import port_forward
-from tfcluster.backends.kubernetes.cluster.kube_access import reach
-from tfcluster.backends.kubernetes.cluster.kube_client import Cluster, KubeError
-from tfcluster.backends.kubernetes.cluster.port_forward import open_port
+from tfcluster.backends.kubernetes import port_forward
+from tfcluster.backends.kubernetes.kube_client import Access, Cluster, KubeError, reach
+from tfcluster.backends.kubernetes.port_forward import open_port
 
 PORT = 7077
 NUMBERS = [bytes([channel]) + PORT.to_bytes(2, "little") for channel in (0, 1)]
@@ -115,10 +114,11 @@ def roots(tmp_path: Path) -> str:
 
 
 def cluster_of(server: Server, pool: urllib3.PoolManager) -> Cluster:
-    access: Any = SimpleNamespace(
+    access = Access(
         host=f"https://127.0.0.1:{server.port}",
         pool=pool,
         headers=lambda: {"authorization": "Bearer secret"},
+        namespace="team",
     )
     return Cluster(access, namespace="team", patience_s=1.0)
 
@@ -381,7 +381,7 @@ def test_a_failing_sign_in_is_an_error_in_words(made: list[Server], roots: str) 
     def fail() -> dict[str, str]:
         raise KubeError("the token is gone")
 
-    place.access.headers = fail  # type: ignore[method-assign]
+    place.access = replace(place.access, headers=fail)
     with pytest.raises(ConnectionError, match="the token is gone"):
         open_port(place, "pod", PORT)
     socket.create_connection(("127.0.0.1", server.port)).close()

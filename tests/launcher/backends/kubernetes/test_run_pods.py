@@ -53,8 +53,15 @@ def objects_of(run: PodRun) -> list[dict[str, Any]]:
         run_objects.service(run),
         run_objects.network_policy(run),
         run_objects.coordinator_job(run, template),
-        *(run_pods.task_pod(run, node.name, 1) for node in run.plan.nodes),
+        *run_pods.stateful_sets(run),
     ]
+
+
+def task_pod(run: PodRun) -> dict[str, Any]:
+    """Return the template of the pods of workers."""
+    (made,) = run_pods.stateful_sets(run)
+    template: dict[str, Any] = made["spec"]["template"]
+    return template
 
 
 @pytest.mark.parametrize("sets", [(), RICH], ids=["plain", "rich"])
@@ -67,12 +74,12 @@ def test_all_objects_fit_the_schema_of_every_version(sets: tuple[str, ...]) -> N
 @pytest.mark.parametrize("sets", [(), RICH], ids=["plain", "rich"])
 def test_pods_pass_the_pod_security_standard_restricted(sets: tuple[str, ...]) -> None:
     run = run_with(*sets)
-    assert violations(run_pods.task_pod(run, "worker-0", 1)["spec"]) == []
+    assert violations(task_pod(run)["spec"]) == []
     assert violations(run_pods.coordinator_template(run)["spec"]) == []
 
 
 def test_the_check_of_pods_finds_what_restricted_forbids() -> None:
-    pod = run_pods.task_pod(run_with(), "worker-0", 1)["spec"]
+    pod = task_pod(run_with())["spec"]
     assert violations({**pod, "hostNetwork": True}) == ["hostNetwork"]
     assert violations({**pod, "securityContext": {}}) == [
         "task: runAsNonRoot",
@@ -82,14 +89,17 @@ def test_the_check_of_pods_finds_what_restricted_forbids() -> None:
     assert violations({**pod, "volumes": [volume]}) == ["volume x"]
 
 
-def test_a_pod_has_the_host_name_of_its_task() -> None:
+def test_a_task_type_is_a_stateful_set_whose_pods_are_made_at_once_and_later() -> None:
     run = run_with()
-    pod = run_pods.task_pod(run, "worker-1", 3)
-    assert pod["metadata"]["name"] == "lab-1-worker-1-g3"
-    assert (pod["spec"]["hostname"], pod["spec"]["subdomain"]) == ("worker-1", "lab-1")
-    assert run.host("worker-1") == "worker-1.lab-1"
-    assert pod["metadata"]["labels"]["tfcluster.dev/generation"] == "3"
-    assert pod["spec"]["terminationGracePeriodSeconds"] == 60
+    (made,) = run_pods.stateful_sets(run)
+    assert made["metadata"]["name"] == "lab-1-worker"
+    assert made["metadata"]["annotations"]["tfcluster.dev/tasks"] == "2"
+    spec = made["spec"]
+    assert (spec["replicas"], spec["podManagementPolicy"]) == (0, "Parallel")
+    labels = spec["template"]["metadata"]["labels"]
+    assert spec["selector"]["matchLabels"].items() <= labels.items()
+    assert run.host("worker-1") == f"{run.pod('worker-1')}.lab-1" == "lab-1-worker-1.lab-1"
+    assert spec["template"]["spec"]["terminationGracePeriodSeconds"] == 60
 
 
 def test_a_secret_is_never_in_a_pod() -> None:
@@ -99,7 +109,7 @@ def test_a_secret_is_never_in_a_pod() -> None:
     made = run_objects.secret(run, "token", {"WANDB": "s3cret"})
     assert volume["secret"]["secretName"] == made["metadata"]["name"]
     assert {"key": "env.WANDB", "path": "env.WANDB"} in volume["secret"]["items"]
-    assert "WANDB" not in json.dumps(run_pods.task_pod(run, "worker-0", 1))
+    assert "WANDB" not in json.dumps(task_pod(run))
     assert base64.b64decode(made["data"]["env.WANDB"]) == b"s3cret"
 
 
@@ -107,11 +117,11 @@ def test_shared_memory_is_given_with_gpus_unless_the_user_mounts_it() -> None:
     gpu = 'resources={"limits":{"nvidia.com/gpu":1}}'
     mounts = [
         [m["name"] for m in pod["spec"]["containers"][0]["volumeMounts"] if "shm" in m["mountPath"]]
-        for pod in (
-            run_pods.task_pod(run_with(*sets), "worker-0", 1) for sets in ((), (gpu,), RICH)
-        )
+        for pod in (task_pod(run_with(*sets)) for sets in ((), (gpu,), RICH))
     ]
     assert mounts == [[], ["tfcluster-shm"], ["shm"]]
+    command = task_pod(run_with(*RICH))["spec"]["containers"][0]["command"]
+    assert command[-1] == "--empty=/dev/shm"
 
 
 @pytest.mark.parametrize(
@@ -133,32 +143,24 @@ def test_object_names_are_dns_labels_with_room_for_a_task(run_id: str, name: str
 @pytest.mark.parametrize(
     ("gang", "key"),
     [
-        (("gang=kueue", "queue=team"), "kueue.x-k8s.io/pod-group-name"),
         (("gang=volcano",), "scheduling.k8s.io/group-name"),
         (("gang=coscheduling",), "scheduling.x-k8s.io/pod-group"),
     ],
 )
 def test_a_gang_scheduler_knows_the_pods_of_a_run(gang: tuple[str, ...], key: str) -> None:
     run = run_with(*gang)
-    metadata = run_pods.task_pod(run, "worker-0", 1)["metadata"]
+    metadata = task_pod(run)["metadata"]
     assert {**metadata["labels"], **metadata["annotations"]}[key] == "lab-1"
     group = run_objects.pod_group(run)
-    assert group is None if "queue=team" in gang else group and group["spec"]["minMember"] == 2
+    assert group is not None
+    assert group["spec"]["minMember"] == 2
 
 
-@pytest.mark.parametrize(
-    ("gang", "generation", "idle_s"),
-    [
-        (("gang=none",), 1, 300 + 600),
-        (("gang=none",), 2, 1800),
-        (("gang=kueue", "queue=team"), 1, 1800),
-    ],
-)
-def test_pods_that_may_be_there_before_a_coordinator_give_their_places_back_sooner(
-    gang: tuple[str, ...], generation: int, idle_s: int
-) -> None:
-    pod = run_pods.task_pod(run_with(*gang), "worker-0", generation)
-    assert f"--idle-s={idle_s}" in pod["spec"]["containers"][0]["command"]
+def test_kueue_admits_a_stateful_set() -> None:
+    run = run_with("gang=kueue", "queue=team")
+    (made,) = run_pods.stateful_sets(run)
+    assert made["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team"
+    assert run_objects.pod_group(run) is None
 
 
 def test_the_pod_template_is_merged_last_by_name() -> None:
@@ -167,7 +169,7 @@ def test_the_pod_template_is_merged_last_by_name() -> None:
         '{"name":"task","env":[{"name":"HOME","value":"/h"}]},{"name":"log","image":"l"}]}}'
     )
     run = run_with(template)
-    task = run_pods.task_pod(run, "worker-0", 1)["spec"]
+    task = task_pod(run)["spec"]
     assert task["runtimeClassName"] == "nvidia"
     assert [one["name"] for one in task["containers"]] == ["task", "log"]
     assert task["containers"][0]["env"][0] == {"name": "HOME", "value": "/h"}
@@ -197,7 +199,7 @@ def test_run_as_non_root_follows_the_user(
     template = f"runtime.kubernetes.pod_template={json.dumps({'spec': spec})}"
     planned = planning.plan(SPEC, PlanOptions((*sets, template)))
     run = PodRun("lab-1", planned.plan, planned.spec.runtime)
-    made = run_pods.task_pod(run, "worker-0", 1)["spec"]
+    made = task_pod(run)["spec"]
     assert made["securityContext"]["runAsNonRoot"] is pod
     assert made["containers"][0]["securityContext"].get("runAsNonRoot") is task
     coordinator = run_pods.coordinator_template(run)["spec"]

@@ -9,7 +9,7 @@ from typing import Any, Final
 from tfcluster.agent import foreign_json
 from tfcluster.backends.jobs import JobEnd, JobPhase, JobState
 from tfcluster.backends.kubernetes import pod_reasons, run_pods
-from tfcluster.backends.kubernetes.cluster.kube_client import Object
+from tfcluster.backends.kubernetes.kube_client import Object
 from tfcluster.backends.kubernetes.leadership import LEADER
 from tfcluster.backends.kubernetes.pod_reasons import Nature, Reason
 from tfcluster.backends.kubernetes.run_objects import RUN_ID

@@ -21,27 +21,27 @@ from tfcluster.agent import foreign_json
 from tfcluster.agent.error_text import describe_error
 from tfcluster.backends import past_runs
 from tfcluster.backends.jobs import JobEnd, JobState, Submission
-from tfcluster.backends.kubernetes import run_objects, run_pods
-from tfcluster.backends.kubernetes.cluster import seat_process
-from tfcluster.backends.kubernetes.cluster.kube_access import JOB_VARIABLE, reach, reach_again
-from tfcluster.backends.kubernetes.cluster.kube_client import (
+from tfcluster.backends.kubernetes import port_forward, run_objects, run_pods
+from tfcluster.backends.kubernetes.kube_checks import check as check
+from tfcluster.backends.kubernetes.kube_client import (
+    JOB_VARIABLE,
     Cluster,
     KubeError,
     KubeSilentError,
     Object,
+    reach,
+    reach_again,
 )
-from tfcluster.backends.kubernetes.cluster.seat_process import SeatProcess
-from tfcluster.backends.kubernetes.kube_checks import check as check
 from tfcluster.backends.kubernetes.leadership import LEADER
 from tfcluster.backends.kubernetes.pod_reasons import has_terminated
 from tfcluster.backends.kubernetes.run_objects import (
-    CLAIMED,
     MANAGED_BY,
     ROLE,
     RUN,
     STOP,
     VISITOR,
 )
+from tfcluster.backends.kubernetes.seat_client import SeatProcess
 from tfcluster.backends.kubernetes.submitted import kube_package
 from tfcluster.backends.kubernetes.submitted.kube_job_states import (
     describe,
@@ -54,7 +54,12 @@ from tfcluster.backends.kubernetes.submitted.kube_own_job import can_come_back a
 from tfcluster.backends.kubernetes.submitted.kube_own_job import ending as ending
 from tfcluster.backends.kubernetes.submitted.kube_own_job import own as own
 from tfcluster.backends.kubernetes.submitted.kube_own_job import requeue as requeue
-from tfcluster.backends.kubernetes.submitted.kube_submit import TOKEN, make_visit, write_token
+from tfcluster.backends.kubernetes.submitted.kube_submit import (
+    TOKEN,
+    make_visit,
+    read_token,
+    write_token,
+)
 from tfcluster.backends.kubernetes.submitted.kube_submit import hints as hints
 from tfcluster.backends.kubernetes.submitted.kube_submit import submit as submit
 from tfcluster.backends.kubernetes.submitted.kube_submit import warnings as warnings
@@ -208,7 +213,7 @@ def _exchange(
     until = time.monotonic() + _STOP_S
     while True:
         try:
-            process = SeatProcess(place, pod, token, argv, timeout_s=_SILENT_S)
+            process = port_forward.start(place, pod, token, argv, timeout_s=_SILENT_S)
             break
         except OSError as error:  # it may not listen yet
             if time.monotonic() > until:
@@ -275,7 +280,7 @@ def _abort_copying(place: Cluster, pod: str, run: str) -> bool:
     token = _decode(place.get(f"secrets/{run_objects.object_name(run)}")).encode()
     code = None
     try:
-        with SeatProcess(place, pod, token, argv, timeout_s=_TELL_S) as process:
+        with port_forward.start(place, pod, token, argv, timeout_s=_TELL_S) as process:
             why, code = process.finish(), process.code
     except OSError as error:
         why = describe_error(error)
@@ -304,7 +309,7 @@ def _signal(place: Cluster, run: str, job: str) -> None:
     while (pod := _coordinator_pod(place, job)) is not None:
         token = token or _decode(place.get(f"secrets/{run_objects.object_name(run)}")).encode()
         try:
-            process = SeatProcess(place, pod, token, argv, timeout_s=_TELL_S)
+            process = port_forward.start(place, pod, token, argv, timeout_s=_TELL_S)
         except OSError as error:
             why = describe_error(error)
             if time.monotonic() < until:
@@ -331,7 +336,7 @@ def ask_coordinator(paths: RunPaths, job: str, request: str, *, cluster: str) ->
     folder = f"{run_pods.STATE_FOLDER}/runs/{paths.run_id}"
     argv = ["python", "-P", "-m", "tfcluster.rundir.control_client", folder, request]
     try:
-        with SeatProcess(place, pod, token, argv, timeout_s=control.STACKS_S) as process:
+        with port_forward.start(place, pod, token, argv, timeout_s=control.STACKS_S) as process:
             reply = process.read()
             why = process.finish()
     except OSError as error:
@@ -382,15 +387,15 @@ class PodFolder:
             if not (self.paths.root / TOKEN).exists():
                 write_token(self.paths, _decode(place.get(f"secrets/{self.job}")))
         argv = ["python", "-P", "-m", "tfcluster.agent.files.file_process"]
-        return SeatProcess(place, pod, self.paths.root / TOKEN, argv, timeout_s=_SILENT_S)
+        token = read_token(self.paths)
+        return port_forward.start(place, pod, token, argv, timeout_s=_SILENT_S)
 
     def release(self) -> None:
         """Have the pod end, without the run's files on a volume, and delete all of the run."""
         place = _reach(self.cluster, 5.0)
         if (pod := _coordinator_pod(place, self.job)) is not None:
-            remove = ["python", "-P", "-m", "tfcluster.in_pod", "--remove", self.paths.run_id]
-            for argv in (remove, []):
-                seat_process.run(place, pod, self.paths.root / TOKEN, argv, timeout_s=_TELL_S)
+            argv = ["python", "-P", "-m", "tfcluster.in_pod", "--remove", self.paths.run_id]
+            port_forward.run(place, pod, read_token(self.paths), argv, timeout_s=_TELL_S)
         owner = place.find(f"batch/jobs/{self.job}")
         if owner is not None and not _kept_pods(place, owner):
             _delete_all(place, self.job, is_released=True)
@@ -468,14 +473,10 @@ def _newness(pod: Object) -> tuple[bool, str]:
 
 
 def _kept_pods(place: Cluster, owner: Object) -> list[str]:
-    """Return the tasks' pods of a run that nobody deletes, because they hold files.
-
-    A pod that no coordinator has used holds none.
-    """
+    """Return the tasks' pods of a run that nobody deletes, because they hold files."""
     labels = {RUN: owner["metadata"]["labels"][RUN], ROLE: "task"}
     pods = [pod["metadata"] for pod in place.list("pods", labels=labels)]
-    found = [pod for pod in pods if "deletionTimestamp" not in pod]
-    return [f"pod {each['name']}" for each in found if CLAIMED in each.get("annotations", {})]
+    return [f"pod {each['name']}" for each in pods if "deletionTimestamp" not in each]
 
 
 def _delete_all(place: Cluster, name: str, *, now: bool = False, is_released: bool = False) -> None:
@@ -492,6 +493,8 @@ def _delete_all(place: Cluster, name: str, *, now: bool = False, is_released: bo
     if now:  # first: a kubelet that has begun to wait for a grace does not shorten it
         for pod in place.list("pods", labels={**labels, ROLE: "task"}):
             _delete_pod(place, pod, grace_s=0 if _has_run_nothing(pod) else 1)
+        for made in place.list("apps/statefulsets", labels=labels):  # else it makes them again
+            place.delete(f"apps/statefulsets/{made['metadata']['name']}")
     place.delete(path, background=False)
     while pods := place.list("pods", labels=labels):
         is_late = time.monotonic() >= until

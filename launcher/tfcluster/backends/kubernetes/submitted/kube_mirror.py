@@ -28,7 +28,7 @@ from tfcluster.agent import catalogue as msg
 from tfcluster.agent import foreign_json, protocol
 from tfcluster.agent.error_text import describe_error
 from tfcluster.backends import job_watch, past_runs
-from tfcluster.backends.kubernetes.cluster.seat_process import SeatProcess
+from tfcluster.backends.kubernetes.seat_client import SeatProcess
 from tfcluster.backends.kubernetes.submitted.kube_package import FOLDER
 from tfcluster.backends.past_runs import SilentError
 from tfcluster.checkpoints.completeness import Entry

@@ -16,14 +16,19 @@ from typing import Final
 from tfcluster.agent import foreign_json
 from tfcluster.backends.jobs import Ending
 from tfcluster.backends.kubernetes import pod_reasons, run_pods
-from tfcluster.backends.kubernetes.cluster.kube_access import JOB_VARIABLE, reach
-from tfcluster.backends.kubernetes.cluster.kube_client import Cluster, KubeSilentError, Object
+from tfcluster.backends.kubernetes.kube_client import (
+    JOB_VARIABLE,
+    Cluster,
+    KubeSilentError,
+    Object,
+    reach,
+)
 from tfcluster.backends.kubernetes.leadership import Leadership
 from tfcluster.backends.kubernetes.run_objects import STOP
 from tfcluster.backends.kubernetes.submitted.kube_job_states import ENDED
 from tfcluster.backends.kubernetes.submitted.kube_package import SUBMITTED_AT
 from tfcluster.errors import TfclusterError
-from tfcluster.rundir import registry
+from tfcluster.rundir import heartbeat, registry
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.run_writer import RunWriter
 from tfcluster.rundir.snapshot import RunSnapshot
@@ -42,6 +47,8 @@ _PROGRESS: Final = frozenset({"newest_at_start", "vain_starts"})
 _STARTS: Final = ".starts"
 _PATIENCE_S: Final = 20.0
 _POLL_S: Final = 1.0
+_SILENT_S: Final = 30.0
+"""Seconds without a beat after which a coordinator on a volume writes nothing any more."""
 _SLACK_S: Final = 10.0
 _SAME_CLOCK_S: Final = 10.0
 
@@ -104,7 +111,19 @@ def record_end(job: str, state: RunSnapshot) -> None:
     around_pod().patch(f"batch/jobs/{job}", body)
 
 
-def has_ended(pod: str) -> bool:
+def await_silence(paths: RunPaths) -> None:
+    """Wait until no other pod writes into the run folder, which may be on a volume.
+
+    A coordinator's pod may be replaced while it still runs on a node that lost its network.
+    """
+    while (holder := heartbeat.host_of(paths)) not in (None, socket.gethostname()):
+        silent_s = heartbeat.silent_s(paths)
+        if (silent_s is not None and silent_s >= _SILENT_S) or _has_ended(str(holder)):
+            return
+        time.sleep(_POLL_S)
+
+
+def _has_ended(pod: str) -> bool:
     """Return whether a kubelet has reported that another pod has ended.
 
     An object that is missing proves nothing: the pod of a lost node may have been removed by force.

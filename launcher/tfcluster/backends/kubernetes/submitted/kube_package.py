@@ -135,8 +135,6 @@ def remove(home: Path, run_id: str) -> None:
     """Remove all that `unpack` and the run have made, which has been fetched."""
     for folder in (RunPaths.of(run_id, home).root, code_folder(home, run_id)):
         shutil.rmtree(folder, ignore_errors=True)
-    for file in home.glob(f".coordinator-{run_id}*"):
-        file.unlink(missing_ok=True)
 
 
 def code_folder(home: Path, run_id: str) -> Path:

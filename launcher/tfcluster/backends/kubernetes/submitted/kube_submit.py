@@ -13,13 +13,12 @@ from typing import Any, Final
 from tfcluster.agent import foreign_json
 from tfcluster.backends import past_runs
 from tfcluster.backends.jobs import Submission
-from tfcluster.backends.kubernetes import pod_reasons, run_objects, run_pods
-from tfcluster.backends.kubernetes.cluster.kube_access import reach
-from tfcluster.backends.kubernetes.cluster.kube_client import (
+from tfcluster.backends.kubernetes import run_objects, run_pods
+from tfcluster.backends.kubernetes.kube_client import (
     Cluster,
     KubeError,
-    KubeSilentError,
     Object,
+    reach,
 )
 from tfcluster.backends.kubernetes.run_objects import PodRun
 from tfcluster.backends.kubernetes.submitted import kube_package
@@ -31,11 +30,9 @@ TOKEN: Final = ".seat-token"
 """The file with the token of the coordinator's seat, in the run folder."""
 _SUBMIT_S: Final = 30.0
 _VISIT_S: Final = 1800
-_PLACE_S: Final = 2.0
-"""The time in which the coordinator's pod gets a node where one has room for it."""
 _UNDISTURBED_S: Final = 0.1
-"""The time without requests after pods are made. Meanwhile the API server learns which nodes they
-are on; a kubelet that asks for a pod's Secret before that is refused, and asks again
+"""The time without requests after the coordinator's pod is made. Meanwhile the API server learns
+which node it is on; a kubelet that asks for a pod's Secret before that is refused, and asks again
 after 0.8 to 1.6 s. On a test cluster with two cores that happened in 10 of 16 starts without this
 time, and in none of 16 with it."""
 
@@ -56,11 +53,7 @@ def submit(job: Submission) -> str:
     template = run_pods.coordinator_template(run, secrets=sorted(values), pieces=len(package))
     own_token = secrets.token_hex(32)
     made = run_objects.coordinator_job(run, template)
-    with (
-        _making_all(place, run, made, values, package, own_token) as owner,
-        contextlib.suppress(KubeSilentError),  # the run has begun: its coordinator goes on
-    ):
-        _make_first_pods(place, run, owner)
+    _make_all(place, run, made, values, package, own_token)
     write_token(paths, own_token)
     return run.name
 
@@ -80,25 +73,21 @@ def make_visit(job: Submission, place: Cluster) -> bytes:
     made["metadata"]["annotations"] |= {run_objects.VISITOR: past_runs.this_process()}
     if not kubernetes.coordinator.service_account:
         _require_account(place)
-    with _making_all(place, run, made, {}, (), token):
-        return token.encode()
+    _make_all(place, run, made, {}, (), token)
+    return token.encode()
 
 
-@contextlib.contextmanager
-def _making_all(
+def _make_all(
     place: Cluster,
     run: PodRun,
     job: Object,
     values: Mapping[str, str],
     package: Sequence[Mapping[str, bytes]],
     own_token: str,
-) -> Iterator[Object]:
-    """Make the Job and all that it owns, and then its pod; delete it if that or the block fails.
+) -> None:
+    """Make the Job and all that it owns, and then its pod; delete it if that fails.
 
-    A pod that is made before its Secrets waits for the kubelet's next try to mount them. The
-    coordinator's pod is the first to get a place: without it those of the tasks hold theirs in
-    vain. Once it has one, the tasks' pods are made in the block, which start meanwhile; else the
-    coordinator makes them.
+    A pod that is made before its Secrets waits for the kubelet's next try to mount them.
     """
     owner = job
     try:
@@ -106,7 +95,7 @@ def _making_all(
         for path, body in _needed_by_pods(place, run, values, package, own_token):
             place.create(path, run_objects.with_owner(body, owner))
         place.patch(f"batch/jobs/{run.name}", {"spec": {"parallelism": 1}})
-        yield owner
+        time.sleep(_UNDISTURBED_S)
     except BaseException as error:
         is_of_another_run = owner is job and isinstance(error, KubeError) and error.is_conflict
         if not is_of_another_run:
@@ -130,29 +119,10 @@ def _needed_by_pods(
     if (group := run_objects.pod_group(run)) is not None:
         yield run_objects.pod_groups(group, place.namespace), group
     yield "services", run_objects.service(run)
+    for made in run_pods.stateful_sets(run):
+        yield "apps/statefulsets", made
     for body in run_objects.package_secrets(run, package):
         yield "secrets", body
-
-
-def _make_first_pods(place: Cluster, run: PodRun, owner: Object) -> None:
-    """Make the tasks' pods if the coordinator's has a place. Raises KubeError."""
-    if _coordinator_has_place(place, run):
-        for node in run.plan.nodes:
-            pod = run_pods.task_pod(run, node.name, 1)
-            _create_pod(place, run_objects.with_owner(pod, owner), len(run.plan.nodes))
-        time.sleep(_UNDISTURBED_S)
-
-
-def _coordinator_has_place(place: Cluster, run: PodRun) -> bool:
-    """Wait a moment for the coordinator's pod; return whether it has a node."""
-    labels = {**run_objects.run_labels(run.run_id), run_objects.ROLE: "coordinator"}
-    until = time.monotonic() + _PLACE_S
-    while time.monotonic() < until:
-        time.sleep(_UNDISTURBED_S)
-        pods = place.list("pods", labels=labels)
-        if any(pod.get("spec", {}).get("nodeName") for pod in pods):
-            return True
-    return False
 
 
 def warnings(job: Submission) -> Sequence[str]:
@@ -251,19 +221,9 @@ def _null_names(value: Any, key: str = "") -> set[str]:
     return set().union(*(_null_names(item, name) for name, item in value.items()))
 
 
-def _create_pod(place: Cluster, pod: Object, tasks: int) -> None:
-    """Create the pod of a task; the coordinator makes one that must wait for a place."""
-    try:
-        place.create("pods", pod)
-    except KubeSilentError:
-        raise
-    except KubeError as error:
-        if error.is_conflict:  # the coordinator has made it already
-            return
-        reason = pod_reasons.refused(error.message, error.fix, tasks=tasks, others=1)
-        if reason.nature is pod_reasons.Nature.WAITING:
-            return
-        raise SetupError(str(reason), fix=reason.fix or error.fix) from error
+def read_token(paths: RunPaths) -> bytes:
+    """Return the token of the coordinator's seat, which `write_token` has noted."""
+    return (paths.root / TOKEN).read_bytes().strip()
 
 
 def write_token(paths: RunPaths, token: str) -> None:

@@ -16,11 +16,14 @@ import socket
 import ssl
 import threading
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from tfcluster.agent import foreign_json
+from tfcluster.agent.containers.pod_seat import PORT
 from tfcluster.agent.error_text import describe_error
-from tfcluster.backends.kubernetes.cluster.kube_client import Cluster
+from tfcluster.backends.kubernetes.kube_client import Cluster
+from tfcluster.backends.kubernetes.seat_client import SeatProcess
 from tfcluster.rundir.forked_children import keep_from_children
 
 if TYPE_CHECKING:
@@ -49,6 +52,22 @@ _TLS: Final = {
     "assert_hostname": "check_hostname",
 }
 """The settings of TLS: the names of urllib3 → those of websocket-client."""
+
+
+def start(
+    cluster: Cluster, pod: str, token: bytes, argv: Sequence[str], *, timeout_s: float
+) -> SeatProcess:
+    """Start a process at the seat of a pod; see `SeatProcess`. Raises ConnectionError."""
+    return SeatProcess(open_port(cluster, pod, PORT), token, argv, timeout_s=timeout_s)
+
+
+def run(cluster: Cluster, pod: str, token: bytes, argv: Sequence[str], *, timeout_s: float) -> str:
+    """Run a process in a pod to its end; return "", or why it has failed."""
+    try:
+        with start(cluster, pod, token, argv, timeout_s=timeout_s) as process:
+            return process.finish()
+    except OSError as error:
+        return describe_error(error)
 
 
 def open_port(cluster: Cluster, pod: str, port: int) -> socket.socket:

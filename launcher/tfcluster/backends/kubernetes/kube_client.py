@@ -1,17 +1,28 @@
-"""The API server of a Kubernetes cluster: objects as plain JSON dicts, errors in clear words.
+"""A Kubernetes cluster: found in the kubeconfig or around this pod, asked for plain JSON objects.
 
-`kube_access` signs in. The official client's typed models are not used: what is sent is exactly
-what `tfcluster export` prints.
+The official client reads the kubeconfig (contexts, certificates, programs that sign in, proxies)
+and lends its connections. Its typed models are not used: what is sent is exactly what `tfcluster
+export` prints, and an answer is a dict. Around a pod it is not even imported, which takes a third
+of a second on each start's way to its pods.
 """
 
 from __future__ import annotations
 
+import functools
+import importlib.util
+import itertools
 import json
+import os
 import re
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, Protocol, TypeVar
 from urllib.parse import quote, urlencode
+
+import yaml
 
 from tfcluster.agent import foreign_json
 from tfcluster.errors import SetupError
@@ -22,7 +33,18 @@ if TYPE_CHECKING:
 Object = dict[str, Any]
 """An object of the API, as its JSON."""
 
+JOB_VARIABLE: Final = "TFCLUSTER_KUBERNETES_JOB"
+"""Set in the coordinator's pod: the name of its Job."""
+_SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+_DAMAGED: Final = (OSError, ValueError, LookupError, TypeError, AttributeError, yaml.YAMLError)
+"""The errors for a kubeconfig that cannot be read."""
+_READ_AGAIN_S: Final = 300.0
+"""Seconds after which a kubeconfig is read again: a token in a file may have been renewed."""
+_NAME: Final = re.compile(r"(.+)/([^/ ]+?)(?: \(context (.+)\))?")
+"""The form of `Cluster.name`."""
+
 _GROUPS = {
+    "apps": "apps/v1",
     "authorization": "authorization.k8s.io/v1",
     "batch": "batch/v1",
     "networking": "networking.k8s.io/v1",
@@ -40,18 +62,185 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
-class Access(Protocol):
-    """An API server, and how to sign in there (`kube_access`)."""
+class Settings(Protocol):
+    """The fields of the spec's section `runtime.kubernetes` that lead to a cluster."""
 
     @property
-    def host(self) -> str:
-        """``https://HOST:PORT``."""
-
+    def context(self) -> str | None: ...
     @property
-    def pool(self) -> urllib3.PoolManager: ...
+    def namespace(self) -> str | None: ...
 
-    def headers(self) -> dict[str, str]:
-        """Return the headers that sign in now."""
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """An API server, and how to sign in there."""
+
+    host: str
+    """``https://HOST:PORT``."""
+    pool: urllib3.PoolManager
+    headers: Callable[[], dict[str, str]]
+    """Returns the headers that sign in now."""
+    namespace: str
+    """The namespace of the context, or of the pod."""
+    context: str | None = None
+    """The kubeconfig's context that leads here; None around a pod."""
+
+
+def reach(settings: Settings, *, patience_s: float = 10.0) -> Cluster:
+    """Return the cluster of `settings`: the pod's own one in a coordinator's pod, else that of the
+    kubeconfig's context, else the pod's own one.
+
+    Raises SetupError without the official client, or without a cluster.
+    """
+    places = _places()
+    files = [path for path in places.split(os.pathsep) if path and os.path.exists(path)]
+    is_around = JOB_VARIABLE in os.environ or not (settings.context or files)
+    try:
+        if is_around:
+            access = _around_pod()
+        else:
+            versions = tuple(os.stat(path).st_mtime_ns for path in files)
+            period = int(time.monotonic() / _READ_AGAIN_S)
+            access = _of_context(settings.context, places, versions, period)
+    except (*_DAMAGED, _NoContextError) as error:
+        where = f"context {settings.context}" if settings.context else "cluster"
+        why = "no kubeconfig, and this is no pod" if is_around else str(error)
+        raise SetupError(
+            f"there is no Kubernetes {where} to use: {why}",
+            fix="`kubectl config get-contexts` lists those of the kubeconfig (KUBECONFIG, else"
+            " ~/.kube/config); runtime.kubernetes.context chooses one",
+        ) from None
+    return Cluster(access, namespace=settings.namespace or access.namespace, patience_s=patience_s)
+
+
+class _NoContextError(Exception):
+    """The kubeconfig has no such context, or none that can be used."""
+
+
+@functools.lru_cache(maxsize=8)
+def _of_context(context: str | None, places: str, versions: tuple[int, ...], period: int) -> Access:
+    """Return the access that all callers share, with its connections, until its files change."""
+    _require_client()
+    from kubernetes.client import Configuration
+    from kubernetes.client.rest import RESTClientObject
+    from kubernetes.config import ConfigException
+
+    configuration = Configuration()
+    try:
+        loader = _loader(places, context)
+        loader.load_and_set(configuration)
+        current = loader.current_context
+    except ConfigException as error:
+        raise _NoContextError(str(error)) from None
+
+    def headers() -> dict[str, str]:
+        settings = configuration.auth_settings().values()  # the client renews what ends
+        return {each["key"]: each["value"] for each in settings if each["in"] == "header"}
+
+    return Access(
+        host=str(configuration.host).rstrip("/"),
+        pool=RESTClientObject(configuration).pool_manager,
+        headers=headers,
+        namespace=current["context"].get("namespace") or "default",
+        context=str(current["name"]),
+    )
+
+
+def _require_client() -> None:
+    found = importlib.util.find_spec("kubernetes")
+    if found is None or found.origin is None:  # a folder of that name
+        raise SetupError(
+            "the backend kubernetes needs Kubernetes' official client",
+            fix="install it: `pip install 'tfcluster[kubernetes]'`",
+        )
+
+
+def _loader(places: str, context: str | None) -> Any:
+    """Return the official client's loader of a context of the kubeconfig; None: the current one."""
+    from kubernetes.config import ConfigException, kube_config
+
+    merged = kube_config.KubeConfigMerger(places)
+    if merged.config is None:
+        raise ConfigException("the kubeconfig is empty")
+    return kube_config.KubeConfigLoader(
+        config_dict=merged.config,
+        config_base_path=None,
+        active_context=context,
+        config_persister=merged.save_changes,
+    )
+
+
+@functools.cache
+def _around_pod() -> Access:
+    """Return the access by the token of this pod's ServiceAccount, which the kubelet renews.
+
+    The rules are those of client-go (rest/config.go: InClusterConfig). Raises KeyError and OSError
+    outside of a pod.
+    """
+    import urllib3
+
+    host, port = (os.environ[f"KUBERNETES_SERVICE_{part}"] for part in ("HOST", "PORT"))
+
+    def headers() -> dict[str, str]:
+        return {"authorization": f"Bearer {(_SERVICE_ACCOUNT / 'token').read_text().strip()}"}
+
+    return Access(
+        host=f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}",
+        pool=urllib3.PoolManager(ca_certs=str(_SERVICE_ACCOUNT / "ca.crt")),
+        headers=headers,
+        namespace=(_SERVICE_ACCOUNT / "namespace").read_text().strip(),
+    )
+
+
+def _forget() -> None:
+    """Forget the connections: two processes must not write to one of them."""
+    _of_context.cache_clear()
+    _around_pod.cache_clear()
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+def reach_again(name: str, *, patience_s: float) -> Cluster:
+    """Return the cluster that was called `name` (`Cluster.name`).
+
+    If its context does not lead there any more, any other context that does is used. Raises
+    SetupError where none does.
+    """
+    match = _NAME.fullmatch(name)
+    host, namespace, former = match.groups() if match else (name, None, None)
+    if JOB_VARIABLE in os.environ:
+        return reach(SimpleNamespace(context=None, namespace=namespace), patience_s=patience_s)
+    why = f"no context of the kubeconfig leads to {host}"
+    for context in itertools.chain((former,), _context_names(namespace)):
+        try:
+            wanted = SimpleNamespace(context=context, namespace=namespace)
+            found = reach(wanted, patience_s=patience_s)
+        except SetupError as error:  # a context that is broken hides no other
+            why = error.message
+            continue
+        if found.host == host:
+            return found
+    raise SetupError(why)
+
+
+def _context_names(namespace: str | None) -> Iterator[str]:
+    """Yield the contexts of the kubeconfig, those with this namespace first."""
+    from kubernetes.config import ConfigException, kube_config
+
+    try:
+        merged = kube_config.KubeConfigMerger(_places())
+        found = [each.value for each in merged.config["contexts"]] if merged.config else []
+    except (*_DAMAGED, ConfigException):
+        return
+    found.sort(key=lambda each: (each.get("context") or {}).get("namespace") != namespace)
+    for each in found:
+        yield str(each["name"])
+
+
+def _places() -> str:
+    """Return the places of kubeconfigs (kubernetes.io: Organizing Cluster Access)."""
+    return os.environ.get("KUBECONFIG", os.path.expanduser("~/.kube/config"))
 
 
 class KubeError(SetupError):
@@ -85,13 +274,9 @@ class Cluster:
     ``networking/networkpolicies``) or, with a leading ``/``, absolute. All methods block.
     """
 
-    def __init__(
-        self, access: Access, *, namespace: str, patience_s: float, context: str | None = None
-    ) -> None:
+    def __init__(self, access: Access, *, namespace: str, patience_s: float) -> None:
         self.namespace = namespace
         self.access = access
-        self.context = context
-        """The kubeconfig's context that leads here; None around a pod."""
         self.patience_s = patience_s
         """Seconds for which an API server that is away is asked again."""
         self.fence: Callable[[], None] = lambda: None
@@ -103,11 +288,11 @@ class Cluster:
 
     @property
     def name(self) -> str:
-        """The name of cluster, namespace and user for the list of jobs (`kube_access.reach_again`).
+        """The name of cluster, namespace and user for the list of jobs (`reach_again`).
 
         Contexts of several users, or clusters behind one gateway, have the same host.
         """
-        context = f" (context {self.context})" if self.context else ""
+        context = f" (context {self.access.context})" if self.access.context else ""
         return f"{self.host}/{self.namespace}{context}"
 
     def get(self, path: str, *, what: str = "", **query: object) -> Object:
