@@ -129,8 +129,4 @@ def test_every_replica_gets_the_cluster_of_service_names(desk: Desk) -> None:
     assert clusters == [clusters[0]] * len(tasks)
     service = desk.shell.last_run().name
     hosts = {job: [at.rpartition(":")[0] for at in listed] for job, listed in clusters[0].items()}
-    assert hosts == {
-        "chief": [f"chief-0.{service}"],
-        "worker": [f"worker-0.{service}"],
-        "ps": [f"ps-0.{service}"],
-    }
+    assert hosts == {job: [f"{service}-{job}-0.{service}"] for job in ("chief", "worker", "ps")}
