@@ -171,7 +171,7 @@ def test_each_event_has_its_line(event: Event, expected: str | None) -> None:
 def test_a_timeline_has_also_what_a_live_view_shows_elsewhere(
     event: Event, kind: str, text: str
 ) -> None:
-    line = format_moment(event.to_json())
+    line = format_moment(event.facts())
     assert line is not None
     assert (line.kind, line.text) == (kind, text)
 
