@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tfcluster.rundir.paths import RunPaths
     from tfcluster.rundir.snapshot import RunSnapshot
     from tfcluster.spec.sections import Runtime
-    from tfcluster.wire.file_sending import Sent
+    from tfcluster.wire.file_trees import Sent
 
 T = TypeVar("T")
 _SAYS_LATER_S = (0.0, 0.5, 1.0, 2.0)

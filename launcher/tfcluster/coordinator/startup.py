@@ -29,7 +29,7 @@ from tfcluster.rundir import run_writer
 from tfcluster.rundir.events import NodeLost, Warned
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.run_writer import RunWriter
-from tfcluster.wire.file_sending import Sent
+from tfcluster.wire.file_trees import Sent
 
 _PRELOAD_REPLIES = (msg.PreloadReady, msg.PreloadFailed)
 

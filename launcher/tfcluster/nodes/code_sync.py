@@ -23,7 +23,7 @@ from tfcluster.agent.error_text import describe_error
 from tfcluster.errors import SetupError, join_first
 from tfcluster.plans.plan import Plan
 from tfcluster.rundir.paths import home
-from tfcluster.wire.file_sending import Sent
+from tfcluster.wire.file_trees import Sent
 
 MAX_BYTES = 200 * 1000 * 1000
 MAX_FILES = 50_000

@@ -1,6 +1,6 @@
 """Sending trees of files to a node, and the questions and answers that all file transfer uses.
 
-The node gets the tree's entries with their digests (`announce`) and asks for the contents it
+The node gets the entries of a tree with their digests (`file_trees`) and asks for the contents it
 lacks, which follow in slices (`Sending`).
 """
 
@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from tfcluster.agent import budgets
 from tfcluster.agent import catalogue as msg
-from tfcluster.agent.catalogue import FileEntry, Report
+from tfcluster.agent.catalogue import Report
 from tfcluster.agent.protocol import ProtocolError
 from tfcluster.wire.messages import FileSlice, Reconnected
 
@@ -33,9 +32,6 @@ _MOST_REQUESTS = 10
 """Requests a node may send for each file, which its cache may have lost meanwhile."""
 _WINDOW = 4 << 20
 """Bytes sent but not acknowledged; more would pile up if the node's disk is slow."""
-_PAGE_BYTES = 1 << 20
-_ENTRY_BYTES = 320
-"""Bytes of an entry without its path; JSON may take six bytes for a character of that."""
 
 
 class RemoteFilesError(OSError):
@@ -216,63 +212,3 @@ class Sending:
                 self.sent += len(data)
                 if size == 0:
                     break
-
-
-@dataclass(frozen=True, slots=True)
-class Sent:
-    """One file of a tree to send: its path on the node, and where its bytes are now."""
-
-    path: str
-    """Relative to the folder, with slashes."""
-    source: Path
-    mode: int = 0o600
-    mtime_ns: int | None = None
-    link: str | None = None
-    """The target of a symbolic link, which has no bytes of its own."""
-    sha512: str | None = None
-    """The digest, if it is known already."""
-
-
-@dataclass(frozen=True, slots=True)
-class Announced:
-    """A tree as a node gets it announced, and where the bytes of each digest are."""
-
-    entries: list[FileEntry]
-    sources: dict[str, tuple[Path, int]]
-    """Digest → (file, size in bytes)."""
-
-    def pages(self) -> Iterator[list[FileEntry]]:
-        """Yield the entries in lists that each fit into a frame; at least one list."""
-        page, size = list[FileEntry](), 0
-        for entry in self.entries:
-            if size > _PAGE_BYTES:
-                yield page
-                page, size = [], 0
-            page.append(entry)
-            size += _ENTRY_BYTES + 6 * (len(entry.path) + len(entry.link or ""))
-        yield page
-
-
-def announce(files: Iterable[Sent]) -> Announced:
-    """Return the announcement of a tree; files without a digest are read. Raises OSError."""
-    entries: list[FileEntry] = []
-    sources: dict[str, tuple[Path, int]] = {}
-    for file in files:
-        if file.link is not None:
-            entries.append(FileEntry(path=file.path, link=file.link))
-            continue
-        digest, size = _digest_and_size(file)
-        sources[digest] = (file.source, size)
-        entries.append(
-            FileEntry(
-                path=file.path, sha512=digest, size=size, mode=file.mode, mtime_ns=file.mtime_ns
-            )
-        )
-    return Announced(entries, sources)
-
-
-def _digest_and_size(file: Sent) -> tuple[str, int]:
-    if file.sha512 is not None:
-        return file.sha512, file.source.stat().st_size
-    with file.source.open("rb") as reader:
-        return hashlib.file_digest(reader, "sha512").hexdigest(), reader.tell()

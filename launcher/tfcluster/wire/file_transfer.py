@@ -28,9 +28,8 @@ from tfcluster.wire.file_sending import (
     RemoteFilesError,
     SendFile,
     Sending,
-    Sent,
-    announce,
 )
+from tfcluster.wire.file_trees import Sent, announce
 from tfcluster.wire.messages import FileSlice, Hurried, Reconnected
 
 R = TypeVar("R", bound=msg.Report)

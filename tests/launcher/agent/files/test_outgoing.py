@@ -15,7 +15,7 @@ from tfcluster.agent import catalogue as msg
 from tfcluster.agent import protocol
 from tfcluster.agent.files import outgoing
 from tfcluster.agent.files.outgoing import Outgoing
-from tfcluster.wire.file_sending import Announced
+from tfcluster.wire.file_trees import Announced
 
 
 class Node:

@@ -18,7 +18,7 @@ from tfcluster.errors import SetupError
 from tfcluster.nodes import code_sync
 from tfcluster.plans.plan import Plan
 from tfcluster.rundir.paths import RunPaths
-from tfcluster.wire.file_sending import Sent
+from tfcluster.wire.file_trees import Sent
 
 HOME = "/tfcluster/state"
 PLAN = cast("Plan", SimpleNamespace())

@@ -31,7 +31,7 @@ from tfcluster.backends.kubernetes.run_pods import PACKAGE_FOLDER
 from tfcluster.errors import SetupError
 from tfcluster.plans.plan import Plan
 from tfcluster.rundir.paths import RunPaths
-from tfcluster.wire.file_sending import Sent
+from tfcluster.wire.file_trees import Sent
 
 KEY: Final = "package"
 PIECE_BYTES: Final = 700 << 10
