@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from tfcluster.agent import foreign_json
 from tfcluster.agent.error_text import describe_error
@@ -48,7 +48,6 @@ from tfcluster.backends.kubernetes.submitted.kube_job_states import (
     end_of,
     run_of,
 )
-from tfcluster.backends.kubernetes.submitted.kube_mirror import Mirror
 from tfcluster.backends.kubernetes.submitted.kube_own_job import NOT_COPYING
 from tfcluster.backends.kubernetes.submitted.kube_own_job import can_come_back as can_come_back
 from tfcluster.backends.kubernetes.submitted.kube_own_job import ending as ending
@@ -69,6 +68,9 @@ from tfcluster.rundir import control
 from tfcluster.rundir.events import JobSubmitted
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.spec.sections import Runtime
+
+if TYPE_CHECKING:
+    from tfcluster.backends.kubernetes.submitted.kube_mirror import Mirror
 
 _STOP_S: Final = 20.0
 _TELL_S: Final = 60.0
@@ -363,6 +365,8 @@ def follow(paths: RunPaths, job: str, *, cluster: str) -> Mirror | None:
     """Copy the run folder of the coordinator's pod to this machine, in a thread."""
     if JOB_VARIABLE in os.environ:
         return None
+    from tfcluster.backends.kubernetes.submitted.kube_mirror import Mirror  # it imports asyncio
+
     return Mirror(paths, PodFolder(paths, job, cluster)).start()
 
 
