@@ -37,7 +37,7 @@ class Trained:
 
     def reports(self, task: str) -> list[dict[str, Any]]:
         """Return the progress that `task` reported: where a step takes long, its agent adds one."""
-        return [event for event in self.of("progress", task) if event.keys() & {"metrics", "epoch"}]
+        return [event for event in self.of("progress", task) if event.get("metrics")]
 
     def said(self, task: str, pattern: str) -> list[str]:
         """Return all matches of `pattern` in the output lines of `task`."""
