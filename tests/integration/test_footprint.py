@@ -68,7 +68,7 @@ from tfcluster.cli.main import main
 try:
     main()
 finally:
-    heavy = {"pydantic", "rich", "psutil", "asyncio"} & set(sys.modules)
+    heavy = {"pydantic", "rich.console"} & set(sys.modules)
     sys.stderr.write("\\nHEAVY " + " ".join(heavy))
 """
 

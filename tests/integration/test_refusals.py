@@ -48,7 +48,7 @@ def test_an_order_that_the_agent_cannot_carry_out_ends_the_run_with_the_reason(
     ended = shell.run("run", "job.py")
     assert ended.code == 3, ended.err
     assert "could not carry out an order" in ended.err
-    assert "hold_ports: PermissionError" in ended.err
+    assert "hold_ports: UnsafeFolderError" in ended.err
     assert "Traceback" not in ended.err
 
 

@@ -203,7 +203,7 @@ def test_an_agent_or_guard_killed_during_the_restore_costs_a_restart(
     run = Live(shell, "up", "--resume", "large", *more, name="second")
     for who, connected in (("pid", "node_connected"), ("guard_pid", "node_reconnected")):
         (event,) = wait_for(lambda kind=connected: [e for e in run.events() if e["type"] == kind])  # type: ignore[misc]
-        wait_for(lambda: list(run.folder.glob("tasks/worker-0/checkpoints.incoming-*")))
+        wait_for(lambda: list(run.folder.glob("tasks/worker-0/checkpoints.*.incoming")))
         os.kill(event[who], signal.SIGKILL)
 
     assert run.end() == 0, run.said()
