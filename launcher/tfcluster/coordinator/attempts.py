@@ -107,9 +107,8 @@ class Attempts:
         await self.startup.bring_up(self.plan.nodes, unreached=self._start_without)
         members = self.supervisor.membership.members
         if state.attempt:  # its scheduler has started it again
-            gather = self.run_gathering.gather_left(chief_among(self.plan, members))
-            for found in await self.loop.run(gather):
-                self.run_writer.record(found)
+            chief = chief_among(self.plan, members)
+            self._record(await self.run_gathering.gather_left(chief))
         await self._start(state.attempt + 1, members)
 
     def _start_without(self, errors: Mapping[str, SetupError]) -> None:
