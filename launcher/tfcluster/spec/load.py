@@ -142,9 +142,7 @@ class _Check:
     def _place(self, path: Path, *, on_key: bool) -> str:
         if option := self._option(path):
             return option
-        return self.source.place(
-            jsonc.Lines(self.source.text).place(self._file_offset(path, on_key=on_key))
-        )
+        return self.source.place(self._file_offset(path, on_key=on_key))
 
     def _option(self, path: Path) -> str | None:
         """Return the option that set the value at `path`, or created the object around it."""
@@ -178,9 +176,9 @@ def _validate(value: Any) -> tuple[ClusterSpec | None, list[Mistake]]:
     return None, [*mistakes, *_check_valid_sections(value, mistakes)]
 
 
-def _check_valid_sections(value: dict[str, Any], found: Sequence[Mistake]) -> Iterator[Mistake]:
-    """Yield broken rules between the sections in which no mistake was `found`."""
-    bad = {mistake.path[0] for mistake in found if mistake.path}
+def _check_valid_sections(value: dict[str, Any], mistakes: Sequence[Mistake]) -> Iterator[Mistake]:
+    """Yield broken rules between the sections that have none of `mistakes`."""
+    bad = {mistake.path[0] for mistake in mistakes if mistake.path}
     if not bad or "cluster" in bad:
         return
     valid = {key: section for key, section in value.items() if key not in bad}

@@ -12,7 +12,7 @@ from pathlib import Path
 from tfcluster.agent.error_text import reason_of
 from tfcluster.errors import Problem, SpecError, similar_file
 from tfcluster.spec import SPEC_NAMES, jsonc, run_name
-from tfcluster.spec.jsonc import Document, Lines, TextError
+from tfcluster.spec.jsonc import Document, TextError, place_in
 
 _ENDINGS = tuple(Path(name).suffix for name in SPEC_NAMES)
 _TOML_TO_JSON = (
@@ -59,14 +59,14 @@ class SpecSource:
                 return yaml_text.read(self.text)
             return jsonc.read(self.text, comments=self.form == "jsonc")
         except TextError as error:
-            place = self.place(Lines(self.text).place(error.offset))
-            raise SpecError([Problem(place, error.message, error.fix)]) from None
+            raise SpecError([Problem(self.place(error.offset), error.message, error.fix)]) from None
 
-    def place(self, line_and_column: tuple[int, int]) -> str:
+    def place(self, offset: int) -> str:
         """Return ``file:line:column``, or the name alone if lines mean nothing to the user."""
         if not self.has_places:
             return self.name
-        return f"{self.name}:{line_and_column[0]}:{line_and_column[1]}"
+        line, column = place_in(self.text, offset)
+        return f"{self.name}:{line}:{column}"
 
 
 def read_source(source: str | Path | None) -> SpecSource:
@@ -126,14 +126,14 @@ def find_default(folder: Path) -> Path:
     Raises SpecError if there is none, or several.
     """
     names = _names_in(folder)
-    found = [name for name in SPEC_NAMES if name in names]
-    if not found and "tfcluster.toml" in names:
-        found = ["tfcluster.toml"]  # `_refuse_toml` says what to do
-    if len(found) == 1:
-        return Path(found[0])
+    specs = [name for name in SPEC_NAMES if name in names]
+    if not specs and "tfcluster.toml" in names:
+        specs = ["tfcluster.toml"]  # `_refuse_toml` says what to do
+    if len(specs) == 1:
+        return Path(specs[0])
     place = _printable(str(folder))
-    if found:
-        message = f"this folder has {' and '.join(found)}"
+    if specs:
+        message = f"this folder has {' and '.join(specs)}"
         raise SpecError([Problem(place, message, "name the file to use")])
     scripts = [name for name in names if name.startswith("train") and name.endswith(".py")]
     fix = "name a spec file, or write a first one with `tfcluster init`"
@@ -179,7 +179,7 @@ def _decode(data: bytes, name: str, what: str) -> str:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         before = data[: error.start].decode("utf-8-sig", "replace")
-        line, column = Lines(before).place(len(before))
+        line, column = place_in(before, len(before))
         message = f"byte 0x{data[error.start]:02x} is not UTF-8"
         problem = Problem(f"{name}:{line}:{column}", message, "save the file as UTF-8")
         raise SpecError([problem]) from None
