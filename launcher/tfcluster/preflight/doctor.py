@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,7 +32,7 @@ from tfcluster.nodes.shared_workdirs import placed_mark
 from tfcluster.plans.context import LOCAL
 from tfcluster.plans.plan import NodePlan, Plan
 from tfcluster.preflight import all_reduce, obstacles, probes
-from tfcluster.preflight.measurement import Measurement
+from tfcluster.preflight.all_reduce import Measurement
 from tfcluster.preflight.probes import probe_nodes
 from tfcluster.preflight.rules import Finding, Needs, PreflightReport
 from tfcluster.rundir import run_writer
@@ -93,7 +94,7 @@ def _examine_job(planned: Planned, *, deep: bool, tell: Tell) -> PreflightReport
             found = foreign_json.read_json_object(scratch / _REPORT)
         except SetupError as error:
             return report.with_more([Finding(backend, "nodes", error.message, error.fix)])
-    return report.with_nodes(PreflightReport.from_json(found))
+    return report.with_nodes(from_json(PreflightReport, found))
 
 
 def _examine_shared(plan: Plan, scratch: Path) -> PreflightReport:
@@ -118,7 +119,7 @@ def _examine_shared(plan: Plan, scratch: Path) -> PreflightReport:
             fix,
             is_fatal=answer.node == first,
         )
-        for answer in report.answers
+        for answer in report.seen
         if path in answer.absent
     )
 
@@ -135,14 +136,16 @@ def main(scratch: Path) -> None:
     else:
         run_id = given["run_id"]
         report = asyncio.run(
-            _examine(plan, scratch, deep=True, runtime=runtime, tell=_write_line, run_id=run_id)
+            _examine(
+                plan,
+                scratch,
+                deep=True,
+                runtime=runtime,
+                tell=partial(print, file=sys.stderr, flush=True),
+                run_id=run_id,
+            )
         )
     (scratch / _REPORT).write_text(json.dumps(report.to_json()))
-
-
-def _write_line(sentence: str) -> None:
-    sys.stderr.write(f"{sentence}\n")
-    sys.stderr.flush()
 
 
 def examine_this_machine(python: str | None = None, *, deep: bool = False) -> PreflightReport:
@@ -275,13 +278,13 @@ class _Visit:
         self, paths: RunPaths, report: PreflightReport, tell: Tell
     ) -> PreflightReport:
         """Return `report` with the all-reduces that the workers have measured, or why not."""
-        imports = {answer.node: answer.imported or {} for answer in report.answers}
+        imports = {answer.node: answer.imported or {} for answer in report.seen}
         devices = {node: found["devices"] for node, found in imports.items() if "devices" in found}
         if why := all_reduce.why_not(self.plan, devices):
             return replace(report, notes=(*report.notes, f"No all-reduce was measured: {why}"))
         measurement = self._measurement = Measurement(self.plan, self.hub, paths, devices)
         tell(measurement.announcement)
-        await measurement.start(report.answers, self.connected)
+        await measurement.start(report.seen, self.connected)
         await self.until(lambda: measurement.is_over or bool(self._lost))
         return measurement.added_to(report, self._lost)
 

@@ -92,13 +92,13 @@ async def probe_shared_nodes(
     Return the answers, and warnings about what is not divided.
     """
     report = await probe_nodes(plan, paths, answers, nodes, {})
-    answered = {answer.node for answer in report.answers}
+    answered = {answer.node for answer in report.seen}
     undivided = [
         replace(f, what=f"its tasks share all cores and GPUs: {f.what}", is_fatal=False)
         for f in report.findings
         if f.node not in answered
     ]
-    return report.answers, [*undivided, *_find_shared_gpus(plan, report.answers)]
+    return report.seen, [*undivided, *_find_shared_gpus(plan, report.seen)]
 
 
 def _read_answer(

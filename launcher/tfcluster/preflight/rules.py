@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final
 
 from tfcluster.agent import foreign_json
 from tfcluster.errors import PreflightError, count_names
@@ -18,14 +18,14 @@ from tfcluster.nodes.probe_answers import ProbeAnswer
 from tfcluster.plans.context import LOCAL
 from tfcluster.plans.plan import Plan
 from tfcluster.plans.resources import GIVEN_GPUS
-from tfcluster.preflight.all_reduce import AllReduce, slowest_links
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.supervision.known_errors import fix_of_no_gpu
-from tfcluster.typed_json import from_json
+from tfcluster.typed_json import from_json, object_to_json
 
 if TYPE_CHECKING:
     from tfcluster.backends.jobs import Outlook
 
+BYTES: Final = 64_000_000
 _MIN_FREE_BYTES = 1_000_000_000
 _MIN_SHM_BYTES = 64_000_000
 _MAX_SKEW_S = 5.0
@@ -251,11 +251,47 @@ def format_gpus(gpus: Sequence[str]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class AllReduce:
+    """One measured all-reduce, in which each worker has `bytes`."""
+
+    communication: str
+    workers: tuple[str, ...]
+    nodes: tuple[str, ...]
+    """The nodes of `workers`."""
+    seconds: float
+    bytes: int = BYTES
+
+    @property
+    def gb_per_s(self) -> float:
+        """The algorithm bandwidth: bytes by time (nccl-tests, PERFORMANCE.md)."""
+        return self.bytes / self.seconds / 1e9
+
+    @property
+    def link_gb_per_s(self) -> float:
+        """The bus bandwidth: what each link of a ring carries, 2(n-1)/n of the bytes by time."""
+        return self.gb_per_s * 2 * (len(self.workers) - 1) / len(self.workers)
+
+    def to_json(self) -> dict[str, Any]:
+        rates = {"gb_per_s": self.gb_per_s, "link_gb_per_s": self.link_gb_per_s}
+        return object_to_json(self) | {name: round(rate, 4) for name, rate in rates.items()}
+
+
+def slowest_links(measured: Sequence[AllReduce]) -> Mapping[str, AllReduce]:
+    """Return communication → its slowest link, an all-reduce of two workers."""
+    by_name: dict[str, list[AllReduce]] = {}
+    for all_reduce in measured:
+        if len(all_reduce.workers) == 2:
+            by_name.setdefault(all_reduce.communication, []).append(all_reduce)
+    return {name: max(links, key=lambda link: link.seconds) for name, links in by_name.items()}
+
+
+@dataclass(frozen=True, slots=True)
 class PreflightReport:
-    """The result of a preflight: all nodes, the answers of those that gave one, and findings."""
+    """The result of a preflight."""
 
     nodes: tuple[str, ...]
-    answers: tuple[ProbeAnswer, ...]
+    seen: tuple[ProbeAnswer, ...]
+    """The answers of the nodes that gave one."""
     findings: tuple[Finding, ...]
     """The fatal ones first."""
     notes: tuple[str, ...] = ()
@@ -265,15 +301,15 @@ class PreflightReport:
     @classmethod
     def of_job(cls, backend: str, outlook: Outlook) -> PreflightReport:
         """Return the report of the scheduler of `backend`, as if it were a node."""
-        found = (Finding(backend, o.check, o.what, o.fix, o.is_fatal) for o in outlook.obstacles)
         notes = (outlook.starts,) if outlook.starts else ()
-        return cls((backend,), (), (), notes).with_more(found)
+        return cls((backend,), (), (), notes).with_more(
+            Finding(backend, o.check, o.what, o.fix, o.is_fatal) for o in outlook.obstacles
+        )
 
     @classmethod
     def of(cls, answers: Sequence[ProbeAnswer], needs: Needs) -> PreflightReport:
         """Return the report of nodes that all gave an answer."""
-        nodes = tuple(answer.node for answer in answers)
-        return cls(nodes, tuple(answers), judge(answers, needs))
+        return cls(tuple(a.node for a in answers), tuple(answers), judge(answers, needs))
 
     @property
     def fatal(self) -> tuple[Finding, ...]:
@@ -297,7 +333,7 @@ class PreflightReport:
         return replace(
             self,
             nodes=tuple(dict.fromkeys((*self.nodes, *other.nodes))),
-            answers=(*self.answers, *other.answers),
+            seen=(*self.seen, *other.seen),
             notes=(*self.notes, *other.notes),
             all_reduces=(*self.all_reduces, *other.all_reduces),
         ).with_more(other.findings)
@@ -308,34 +344,15 @@ class PreflightReport:
             raise PreflightError([(f.node, f.what, f.fix) for f in self.fatal])
 
     def to_json(self) -> dict[str, Any]:
-        """Return the report as ``doctor --json`` prints it; `from_json` reads it back."""
-        return {
-            "ok": not self.fatal,
-            "nodes": list(self.nodes),
-            "seen": [asdict(answer) for answer in self.answers],
-            "findings": [asdict(finding) for finding in self.findings],
-            "notes": list(self.notes),
-            "all_reduces": [measured.to_json() for measured in self.all_reduces],
-            "slowest_links": {
-                name: list(link.workers) for name, link in slowest_links(self.all_reduces).items()
-            },
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> PreflightReport:
-        """Read back what `to_json` returned; raises KeyError or TypeError for anything else."""
-        return cls(
-            tuple(data["nodes"]),
-            tuple(ProbeAnswer(**answer) for answer in data["seen"]),
-            tuple(Finding(**answer) for answer in data["findings"]),
-            tuple(data.get("notes", ())),
-            tuple(from_json(AllReduce, measured) for measured in data.get("all_reduces", ())),
-        )
+        """Return the report as ``doctor --json`` prints it; `typed_json.from_json` reads it."""
+        slowest = slowest_links(self.all_reduces)
+        links = {name: list(link.workers) for name, link in slowest.items()}
+        return {"ok": not self.fatal, **object_to_json(self), "slowest_links": links}
 
 
 def read_report(paths: RunPaths) -> PreflightReport | None:
     """Return the preflight report in a run's folder, or None."""
     try:
-        return PreflightReport.from_json(foreign_json.read_json_object(paths.preflight))
-    except (OSError, ValueError, KeyError, TypeError):
+        return from_json(PreflightReport, foreign_json.read_json_object(paths.preflight))
+    except (OSError, ValueError):
         return None
