@@ -78,11 +78,11 @@ def examine(planned: Planned, *, deep: bool = False, tell: Tell = ignore_event) 
 def _examine_job(planned: Planned, *, deep: bool, tell: Tell) -> PreflightReport:
     """Return what a job of the plan would meet; `deep`: also examine nodes that it would get."""
     plan, backend = planned.plan, planned.plan.nodes[0].backend
-    its = jobs.of_backend(backend)
-    assert its is not None
+    scheduler = jobs.of_backend(backend)
+    assert scheduler is not None
     runtime, run_id = planned.spec.runtime, new_run_id("doctor", time.time())
     job = jobs.submission_of(plan, runtime, home() / "runs" / run_id)
-    report = PreflightReport.of_job(backend, its.check(job, thorough=True))
+    report = PreflightReport.of_job(backend, scheduler.check(job, thorough=True))
     if not deep or report.fatal:
         return report
     given = {"run_id": run_id, "plan": to_json(plan), "runtime": runtime.model_dump(mode="json")}
@@ -90,7 +90,7 @@ def _examine_job(planned: Planned, *, deep: bool, tell: Tell) -> PreflightReport
         scratch = Path(made)
         (scratch / _GIVEN).write_text(json.dumps(given))
         try:
-            its.run_inside(job, ["-P", "-m", __name__], scratch, tell=tell)
+            scheduler.run_inside(job, ["-P", "-m", __name__], scratch, tell=tell)
             found = foreign_json.read_json_object(scratch / _REPORT)
         except SetupError as error:
             return report.with_more([Finding(backend, "nodes", error.message, error.fix)])

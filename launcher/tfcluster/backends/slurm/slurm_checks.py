@@ -78,10 +78,13 @@ def check(job: Submission, *, thorough: bool) -> Outlook:
         found = judge(job, partitions, nodes, groups=_own_groups())
         if refused is None:
             found = [obstacle for obstacle in found if not obstacle.is_fatal]
-            found += _check_time_where_it_starts(job, said, partitions)
+            if match := _TEST.search(said):
+                found += _check_time(job, match[3], partitions.get(match[3], {}))
         if thorough:
             found += [*_check_folder(job, nodes), *_check_associations(job)]
-            found += _check_cores(job) if refused is None else ()
+            if refused is None and (sentence := explain_cores(job)):
+                fix = "--set runtime.slurm.cpus_per_task=16"
+                found.append(Obstacle("limits", sentence, fix, is_fatal=False))
     except SetupError as error:
         return Outlook((Obstacle("scheduler", error.message, error.fix),))
     is_explained = any(obstacle.is_fatal for obstacle in found)
@@ -102,13 +105,6 @@ def _test(job: Submission) -> tuple[str, SetupError | None]:
         raise
     except SetupError as error:
         return "", error
-
-
-def _check_time_where_it_starts(
-    job: Submission, said: str, partitions: Mapping[str, Mapping[str, str]]
-) -> Iterator[Obstacle]:
-    if (match := _TEST.search(said)) is not None:
-        yield from _check_time(job, match[3], partitions.get(match[3], {}))
 
 
 def _read_partitions() -> dict[str, Mapping[str, str]]:
@@ -302,11 +298,6 @@ def _check_export(job: Submission, environ: Mapping[str, str]) -> list[Obstacle]
     return [Obstacle("scheduler", what, 'add "--export=ALL" to runtime.slurm.extra')]
 
 
-def _check_cores(job: Submission) -> Iterator[Obstacle]:
-    if sentence := explain_cores(job):
-        yield Obstacle("limits", sentence, "--set runtime.slurm.cpus_per_task=16", is_fatal=False)
-
-
 def _check_folder(job: Submission, nodes: Collection[Node]) -> Iterator[Obstacle]:
     """Judge the file system of the run folder, where tasks run on other machines than this one."""
     own = socket.gethostname().partition(".")[0]
@@ -357,8 +348,8 @@ def judge_associations(job: Submission, shown: str) -> Iterator[Obstacle]:
         what = f"you have no association with account {settings.account}"
         fix = f"--set runtime.slurm.account: one of {join_first(accounts)}"
         yield Obstacle("limits", what, fix, is_fatal=False)
-    its = [row for row in rows if settings.account in (None, row[0])]
-    limits = [limit for row in its if (limit := parse_time(row[2])) is not None]
+    own = [row for row in rows if settings.account in (None, row[0])]
+    limits = [limit for row in own if (limit := parse_time(row[2])) is not None]
     if settings.time is not None and limits and settings.time > max(limits):
         most = f"{max(limits) / 60:.0f}m"
         what = f"your account's jobs run for at most {most}, not {settings.time / 60:.0f}m"
