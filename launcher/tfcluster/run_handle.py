@@ -150,8 +150,8 @@ class Run:
     @property
     def newest_checkpoint(self) -> Gathered | None:
         """The newest result; a backup of an unfinished `fit` only if there is nothing else."""
-        found = reversed(self.checkpoints)
-        return max(found, key=lambda gathered: gathered.kind != "backup", default=None)
+        newest_first = reversed(self.checkpoints)
+        return max(newest_first, key=lambda gathered: gathered.kind != "backup", default=None)
 
     def state(self) -> RunSnapshot:
         """Read the present state. Raises DamagedRunError, and UnknownRunError if it is deleted."""

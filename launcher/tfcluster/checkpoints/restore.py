@@ -39,12 +39,12 @@ def fill(folder: Path, state: Sequence[Gathered]) -> None:
 def name_checkpoints(folder: Path, gathered: Iterable[Gathered]) -> None:
     """Write a ``checkpoint`` file into each folder below `folder` that holds a prefix."""
     by_folder: dict[str, list[copying.Prefix]] = defaultdict(list)
-    for one in oldest_first(gathered, lambda one: one.age):
-        for entry in one.checkpoint.files:
+    for held in oldest_first(gathered, lambda held: held.age):
+        for entry in held.checkpoint.files:
             prefix = entry.path.removesuffix(".index")
-            if one.kind is not Kind.SAVED_MODEL and prefix != entry.path:
+            if held.kind is not Kind.SAVED_MODEL and prefix != entry.path:
                 inside, _, name = prefix.rpartition("/")
-                by_folder[inside].append(copying.Prefix(name, one.saved_ns / 1e9))
+                by_folder[inside].append(copying.Prefix(name, held.saved_ns / 1e9))
     for inside, prefixes in by_folder.items():
         copying.write(folder / inside, prefixes)
 
@@ -62,8 +62,8 @@ def newest_in(shared: str | None, reported: Mapping[str, int]) -> Newest:
     def step(checkpoint: Checkpoint) -> int | None:
         return reported.get(str(Path(shared) / checkpoint.path), checkpoint.step)
 
-    found = find(scan(Path(shared)), None)
-    ordered = oldest_first(found, lambda one: one.age(step=step(one), saved_ns=one.saved_ns))
+    complete = find(scan(Path(shared)), None)
+    ordered = oldest_first(complete, lambda c: c.age(step=step(c), saved_ns=c.saved_ns))
     return Newest(step(ordered[-1]), ordered[-1].name) if ordered else Newest()
 
 

@@ -197,8 +197,8 @@ class Store:
             path = held.checkpoint.path
             replaced[path] = max(replaced.get(path, 0), held.saved_ns + 1)
         return {
-            one: one.age(step=step, saved_ns=max(one.saved_ns, replaced.get(one.path, 0)))
-            for one, step in new.items()
+            c: c.age(step=step, saved_ns=max(c.saved_ns, replaced.get(c.path, 0)))
+            for c, step in new.items()
         }
 
     def set_aside_damaged(self, *, stopped: Stopped = never) -> list[Damaged]:
@@ -206,17 +206,17 @@ class Store:
 
         Raises CancelledError.
         """
-        found = [
+        all_damaged = [
             Damaged(gathered.folder, why)
             for gathered in self.state()
             if (why := gathered.find_damage(stopped=stopped))
         ]
-        for damaged in found:
+        for damaged in all_damaged:
             self._held = [held for held in self._held if held.folder != damaged.folder]
             self._set_aside(damaged)
-        if found:
+        if all_damaged:
             self._write_checkpoint_file()
-        return found
+        return all_damaged
 
     def _set_aside(self, damaged: Damaged) -> None:
         """Keep a damaged checkpoint, for the user, where nothing restores it."""
@@ -323,9 +323,9 @@ class Store:
                 leftover.unlink(missing_ok=True)
         held, damaged = read(self.root)
         self._held = list(held)
-        for found in damaged:
-            if not found.is_set_aside:
-                self._set_aside(found)
+        for broken in damaged:
+            if not broken.is_set_aside:
+                self._set_aside(broken)
         self._write_checkpoint_file()
 
 
@@ -509,8 +509,8 @@ def _read_note(note: Path) -> Gathered:
 
 def _entries(rows: Sequence[Mapping[str, Any]]) -> tuple[Entry, ...]:
     """Parse the files of a note. Raises ValueError, KeyError, TypeError for invalid ones."""
-    found = tuple(Entry(row["path"], row["size"], row["mtime_ns"]) for row in rows)
-    for one in found:
-        if [type(one.path), type(one.size), type(one.mtime_ns)] != [str, int, int]:
-            raise ValueError(f"{one} is not a file")
-    return found
+    entries = tuple(Entry(row["path"], row["size"], row["mtime_ns"]) for row in rows)
+    for entry in entries:
+        if [type(entry.path), type(entry.size), type(entry.mtime_ns)] != [str, int, int]:
+            raise ValueError(f"{entry} is not a file")
+    return entries

@@ -110,26 +110,26 @@ def read(
     a tenth of a second behind a version manager's shim. `may_be_shim`: return the Python that the
     shim has chosen, because it may choose another one in another folder.
     """
-    found = _read_venv(Path(path))
-    if found is not None and "tensorflow" in found[1]:
-        return lambda: Interpreter(path, why, *found)
+    venv = _read_venv(Path(path))
+    if venv is not None and "tensorflow" in venv[1]:
+        return lambda: Interpreter(path, why, *venv)
     process = _start_probe(path, environ, cwd)
     return lambda: _read_probe(process, path, why, may_be_shim)
 
 
-def own_instead(found: Interpreter, *, environ: Mapping[str, str], cwd: Path) -> Interpreter:
+def own_instead(python: Interpreter, *, environ: Mapping[str, str], cwd: Path) -> Interpreter:
     """Return tfcluster's own Python if it has TensorFlow and the one on PATH does not.
 
     Only for a Python that nothing chose; any other is returned as it is.
     """
-    if found.why != ON_PATH or "tensorflow" in found.packages or found.path == sys.executable:
-        return found
+    if python.why != ON_PATH or "tensorflow" in python.packages or python.path == sys.executable:
+        return python
     why = f"tfcluster's own: {ON_PATH} has no TensorFlow"
     try:
         own = read(sys.executable, why, environ=environ, cwd=cwd)()
     except InterpreterError:
-        return found
-    return own if "tensorflow" in own.packages else found
+        return python
+    return own if "tensorflow" in own.packages else python
 
 
 def find(python: str, base: Path, environ: Mapping[str, str]) -> str | None:
@@ -137,8 +137,8 @@ def find(python: str, base: Path, environ: Mapping[str, str]) -> str | None:
 
     `python`: a file or the folder of a virtual environment, relative to `base`, or a name on PATH.
     """
-    if "/" not in python and (found := shutil.which(python, path=environ.get("PATH"))):
-        return found
+    if "/" not in python and (on_path := shutil.which(python, path=environ.get("PATH"))):
+        return on_path
     path = Path(os.path.expanduser(python))  # `Path` raises for unknown users
     for candidate in (path, path / "bin" / "python"):
         absolute = base / candidate
@@ -156,12 +156,12 @@ def missing_message(python: str, base: Path) -> str:
 
 def _candidates(workdir: Path, environ: Mapping[str, str]) -> Iterator[tuple[str, str, bool]]:
     for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):
-        if (prefix := environ.get(name)) and (found := _python_in(Path(prefix))):
-            yield found, f"${name}", False
+        if (prefix := environ.get(name)) and (python := _python_in(Path(prefix))):
+            yield python, f"${name}", False
     for folder in (workdir, *workdir.parents):
-        if found := _python_in(folder / ".venv"):
+        if python := _python_in(folder / ".venv"):
             place = "in" if folder == workdir else "above"
-            yield found, f".venv {place} the workdir", False
+            yield python, f".venv {place} the workdir", False
     if on_path := shutil.which("python3", path=environ.get("PATH")):
         yield on_path, ON_PATH, True
     yield sys.executable, "the Python of tfcluster itself", False
@@ -199,8 +199,8 @@ def _known(names: Iterable[str]) -> dict[str, str]:
     """Return package → version from the `names` of metadata folders; the first of several wins."""
     matches = [match for name in names if (match := _INSTALLED.fullmatch(name))]
     normal = {re.sub(r"[-_.]+", "-", m["name"]).lower(): m["version"] for m in matches[::-1]}
-    found = {package: normal[name] for name, package in _PACKAGES.items() if name in normal}
-    return dict(sorted(found.items()))
+    versions = {package: normal[name] for name, package in _PACKAGES.items() if name in normal}
+    return dict(sorted(versions.items()))
 
 
 def _start_probe(path: str, environ: Mapping[str, str], cwd: Path) -> subprocess.Popen[str]:

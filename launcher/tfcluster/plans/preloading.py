@@ -78,10 +78,10 @@ def modules(spec: ClusterSpec, code: Code | None) -> tuple[str, ...]:
     if spec.runtime.preload == "off" or not has_hooks(spec) or code is None or obstacle(code):
         return ()
     tops = {name.partition(".")[0] for name in code.imports}
-    found = tuple(name for name in _LARGE_MODULES if name in tops)
+    large = tuple(name for name in _LARGE_MODULES if name in tops)
     if "tensorflow" not in tops:
-        return found if spec.runtime.preload == "on" else ()
-    return ("tensorflow", *(_PARTS[part] for part in sorted(code.parts)), *found)
+        return large if spec.runtime.preload == "on" else ()
+    return ("tensorflow", *(_PARTS[part] for part in sorted(code.parts)), *large)
 
 
 def obstacle(code: Code) -> str:

@@ -118,7 +118,7 @@ def fixed(plan: Plan) -> Attempt:
 
 def preview(plan: Plan, task: TaskId) -> tuple[EnvVar, ...]:
     """Return `environment` of a first attempt, with placeholders for what is chosen at start."""
-    found = environment(
+    variables = environment(
         _planned_attempt(plan),
         task,
         run_id="RUN",
@@ -137,7 +137,7 @@ def preview(plan: Plan, task: TaskId) -> tuple[EnvVar, ...]:
     }
     return tuple(
         replace(var, source=f"{SOURCE}, {later[var.name]}") if later.get(var.name) else var
-        for var in found
+        for var in variables
     )
 
 

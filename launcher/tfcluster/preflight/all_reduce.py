@@ -220,7 +220,7 @@ class Measurement:
     def _failure(self) -> Finding | None:
         """Return the finding about the worker that failed by itself, or that never ended."""
         failures = [self._failure_of(end) for end in self._failed]
-        cause = next((one for one in failures if not one.is_collateral), None)
+        cause = next((failure for failure in failures if not failure.is_collateral), None)
         if cause := cause or next(iter(failures), None):
             node, what = cause.node, f"{cause.task} failed in an all-reduce: {cause.reason}"
             return Finding(node, "all-reduce", what, cause.hint or _FIX, self._is_needed)
@@ -248,8 +248,8 @@ class Measurement:
     def _is_needed(self) -> bool:
         """True if what has failed would stop the job: all but NCCL, where the job does not ask."""
         has_ring = any(
-            one.communication == "RING" and len(one.workers) == len(self._workers)
-            for one in self._measured
+            measured.communication == "RING" and len(measured.workers) == len(self._workers)
+            for measured in self._measured
         )
         return not has_ring or self._plan.settings.get("communication") == "NCCL"
 

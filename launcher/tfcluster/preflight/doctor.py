@@ -58,21 +58,21 @@ def examine(planned: Planned, *, deep: bool = False, tell: Tell = ignore_event) 
     waited for.
     """
     plan, runtime = planned.plan, planned.spec.runtime
-    found = tuple(map(_obstacle_finding, obstacles.find(planned)))
+    findings = tuple(map(_obstacle_finding, obstacles.find(planned)))
     kind = kinds.get(plan.nodes[0].backend)
     if kind.jobs is not None and not kind.is_allocated(os.environ):
-        return _examine_job(planned, deep=deep, tell=tell).with_more(found)
+        return _examine_job(planned, deep=deep, tell=tell).with_more(findings)
     known = None
     if all(node.is_here for node in plan.nodes):
         locks = runtime_dir() / "ports"
         known = probes.probe_this_node_in_detail(plan, folder=home(), locks=locks, deep=deep)
-        known = known.with_more(found)
+        known = known.with_more(findings)
         if known.fatal or not deep:
             return known
     run_writer.make_runtime_dir()
     with tempfile.TemporaryDirectory(prefix="tfcluster-doctor-") as scratch:
         visit = _examine(plan, Path(scratch), deep=deep, runtime=runtime, tell=tell, known=known)
-        return asyncio.run(visit).with_more(found)
+        return asyncio.run(visit).with_more(findings)
 
 
 def _examine_job(planned: Planned, *, deep: bool, tell: Tell) -> PreflightReport:
@@ -91,10 +91,10 @@ def _examine_job(planned: Planned, *, deep: bool, tell: Tell) -> PreflightReport
         (scratch / _GIVEN).write_text(json.dumps(given))
         try:
             scheduler.run_inside(job, ["-P", "-m", __name__], scratch, tell=tell)
-            found = foreign_json.read_json_object(scratch / _REPORT)
+            given_back = foreign_json.read_json_object(scratch / _REPORT)
         except SetupError as error:
             return report.with_more([Finding(backend, "nodes", error.message, error.fix)])
-    return report.with_nodes(from_json(PreflightReport, found))
+    return report.with_nodes(from_json(PreflightReport, given_back))
 
 
 def _examine_shared(plan: Plan, scratch: Path) -> PreflightReport:
@@ -154,15 +154,15 @@ def examine_this_machine(python: str | None = None, *, deep: bool = False) -> Pr
     Raises UsageError for a `python` that does not exist.
     """
     workdir = Path.cwd()
-    found = interpreters.choose(python, "--python", base=workdir, workdir=workdir)()
-    found = interpreters.own_instead(found, environ=os.environ, cwd=workdir)
+    chosen = interpreters.choose(python, "--python", base=workdir, workdir=workdir)()
+    chosen = interpreters.own_instead(chosen, environ=os.environ, cwd=workdir)
     workers = str(bundle.workers_folder().parent)
     answer = replace(
         probes.machine_facts(LOCAL, home()),
-        python=found.version or "",
-        packages=dict(found.packages),
-        executable=found.path,
-        imported=machine.import_tensorflow(found.path, workers) if deep else None,
+        python=chosen.version or "",
+        packages=dict(chosen.packages),
+        executable=chosen.path,
+        imported=machine.import_tensorflow(chosen.path, workers) if deep else None,
     )
     return PreflightReport.of([answer], Needs())
 
@@ -256,9 +256,9 @@ class _Visit:
             self.plan = self.plan.at(await self.hub.open(nodes))
         except SetupError as error:
             return [Finding(node.name, "reach", error.message, error.fix) for node in nodes]
-        found = await asyncio.gather(*map(connect, nodes))
-        self.connected = [n.name for n, error in zip(nodes, found, strict=True) if error is None]
-        return list(filter(None, found))
+        findings = await asyncio.gather(*map(connect, nodes))
+        self.connected = [n.name for n, error in zip(nodes, findings, strict=True) if error is None]
+        return list(filter(None, findings))
 
     def _on_message(self, node: str, message: msg.Report) -> None:
         self.hub.keep(node, message)
@@ -279,7 +279,7 @@ class _Visit:
     ) -> PreflightReport:
         """Return `report` with the all-reduces that the workers have measured, or why not."""
         imports = {answer.node: answer.imported or {} for answer in report.seen}
-        devices = {node: found["devices"] for node, found in imports.items() if "devices" in found}
+        devices = {node: got["devices"] for node, got in imports.items() if "devices" in got}
         if why := all_reduce.why_not(self.plan, devices):
             return replace(report, notes=(*report.notes, f"No all-reduce was measured: {why}"))
         measurement = self._measurement = Measurement(self.plan, self.hub, paths, devices)

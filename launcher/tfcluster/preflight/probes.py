@@ -67,9 +67,9 @@ async def probe_nodes(
     ):
         error = f"no answer for {work_s + ANSWER_S:.0f} s"
         hub.keep(name, msg.StartFailed(task=PREFLIGHT, attempt=0, error=error))
-    found = [_read_answer(plan, paths, hub, name, dials) for name in nodes]
-    silent = [finding for finding in found if isinstance(finding, Finding)]
-    seen = (*before, *(answer for answer in found if isinstance(answer, ProbeAnswer)))
+    results = [_read_answer(plan, paths, hub, name, dials) for name in nodes]
+    silent = [finding for finding in results if isinstance(finding, Finding)]
+    seen = (*before, *(answer for answer in results if isinstance(answer, ProbeAnswer)))
     needs = rules.needs_of(plan, await asyncio.to_thread(_local_script_sha256, plan))
     findings = rules.judge(seen, needs, silent={finding.node for finding in silent})
     every = (*(answer.node for answer in before), *nodes)

@@ -200,12 +200,12 @@ def _check_registered_gpus(answer: ProbeAnswer, needs: Needs) -> Iterator[Findin
     expected = len(answer.gpus)
     if "CUDA_VISIBLE_DEVICES" in answer.named:  # of several parts of GPUs, CUDA shows the first one
         expected = sum(not str(gpu).startswith("MIG-") for gpu in answer.visible_gpus)
-    found = list(imported.get("devices", ())).count("GPU")
-    if "devices" not in imported or not answer.gpus or found >= expected:
+    registered = list(imported.get("devices", ())).count("GPU")
+    if "devices" not in imported or not answer.gpus or registered >= expected:
         return
     listed = f"nvidia-smi lists {format_gpus(answer.gpus)}"
-    if found:
-        what = f"TensorFlow registers {found} of {expected} GPUs ({listed})"
+    if registered:
+        what = f"TensorFlow registers {registered} of {expected} GPUs ({listed})"
         yield Finding(answer.node, "GPUs", what, "compare nvidia-smi with its log", False)
         return
     why = imported.get("no_gpu") or "TensorFlow does not say why"

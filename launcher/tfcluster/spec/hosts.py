@@ -130,7 +130,7 @@ def _is_file(text: str) -> bool:
 
 def _collect(items: Iterator[tuple[str, list[str]]], source: str) -> tuple[HostSlots, ...]:
     """Return the hosts of (place, words) items; `source` is named in problems of the whole."""
-    found: dict[str, HostSlots] = {}
+    slots_by_host: dict[str, HostSlots] = {}
     problems: list[Problem] = []
     for place, words in items:
         try:
@@ -138,17 +138,17 @@ def _collect(items: Iterator[tuple[str, list[str]]], source: str) -> tuple[HostS
         except SpecError as error:
             problems += error.problems
             continue
-        first = found.setdefault(cluster.host_key(host.host), host)
+        first = slots_by_host.setdefault(cluster.host_key(host.host), host)
         if first is not host:
             fix = "keep one; for several tasks on a host write slots=2, or host:2"
             problems.append(Problem(place, f"{host.host} is already listed: {first.place}", fix))
-    if not (found or problems):
+    if not (slots_by_host or problems):
         problems.append(Problem(source, "no host is listed", _HOST_FORM))
-    if sum(host.slots for host in found.values()) > MAX_TASKS:
+    if sum(host.slots for host in slots_by_host.values()) > MAX_TASKS:
         problems.append(Problem(source, f"more than {MAX_TASKS} slots", "use fewer slots"))
     if problems:
         raise SpecError(problems)
-    return tuple(found.values())
+    return tuple(slots_by_host.values())
 
 
 def _parse_host(words: Sequence[str], place: str) -> HostSlots:
@@ -335,13 +335,13 @@ def _renumber_steps(
 def _find_tasks(
     option: str, texts: Sequence[str], tasks: Sequence[_Task], problems: list[Problem]
 ) -> set[_Task]:
-    found: set[_Task] = set()
+    named: set[_Task] = set()
     for item in _split_items(texts):
         try:
-            found |= _match_item(item, tasks, place=f"{option} {item}")
+            named |= _match_item(item, tasks, place=f"{option} {item}")
         except SpecError as error:
             problems += error.problems
-    return found
+    return named
 
 
 def _split_items(texts: Sequence[str]) -> Iterator[str]:
@@ -366,11 +366,11 @@ def _match_item(item: str, tasks: Sequence[_Task], *, place: str) -> set[_Task]:
     if not on_host:
         message = f"no task is on the host {shorten(host)}"
         raise SpecError([Problem(place, message, _suggest_hosts(tasks))])
-    found = {*_match_on_host(name, on_host)}
-    if not found:
+    matching = {*_match_on_host(name, on_host)}
+    if not matching:
         fix = f"its tasks are {join_first(on_host)}"
         raise SpecError([Problem(place, f"{host} has no task {shorten(name)}", fix)])
-    return found
+    return matching
 
 
 def _match_on_host(name: str, on_host: Sequence[_Task]) -> Iterator[_Task]:

@@ -92,8 +92,8 @@ def _resolve(parts: tuple[str, ...], done: Path) -> Path | None:
     if not parts:
         return done
     for step, used in _steps(parts, done):
-        if found := _resolve(parts[used:], (*done, step)):
-            return found
+        if path := _resolve(parts[used:], (*done, step)):
+            return path
     return None
 
 

@@ -79,16 +79,16 @@ class RunningContainer:
     async def _find_loss(self) -> NodeLoss | None:
         """Return why it ended or does not answer; None if nothing is wrong with it."""
         try:
-            found = await ask(
+            inspected = await ask(
                 *("inspect", "--type", "container", "--format", _STATE, self.name),
                 patience_s=_ANSWER_S,
             )
-            if not found.is_ok:
-                if "No such" not in found.stderr:
-                    return NodeLoss(f"docker says: {found.stderr}")
+            if not inspected.is_ok:
+                if "No such" not in inspected.stderr:
+                    return NodeLoss(f"docker says: {inspected.stderr}")
                 removed = f"its container {self.name} has been removed"
                 return NodeLoss(removed, LossNature.INFRASTRUCTURE)
-            state = foreign_json.parse_json_object(found.out)
+            state = foreign_json.parse_json_object(inspected.out)
             if not state.get("Running"):
                 return describe_end(self.name, state, await self._last_line())
             if state.get("Paused"):
@@ -124,13 +124,13 @@ class RunningContainer:
 
     async def _is_off_network(self) -> bool:
         networks = "{{json .NetworkSettings.Networks}}"
-        found = await ask("inspect", "--format", networks, self.name, patience_s=_ANSWER_S)
-        joined = foreign_json.parse_json(found.out) if found.is_ok else None
-        return found.is_ok and not (isinstance(joined, dict) and self.network in joined)
+        inspected = await ask("inspect", "--format", networks, self.name, patience_s=_ANSWER_S)
+        joined = foreign_json.parse_json(inspected.out) if inspected.is_ok else None
+        return inspected.is_ok and not (isinstance(joined, dict) and self.network in joined)
 
     async def _last_line(self) -> str:
-        found = await ask("logs", "--tail", _LOG_LINES, self.name, patience_s=_ANSWER_S)
-        lines = f"{found.out}\n{found.stderr}".strip().splitlines()
+        logs = await ask("logs", "--tail", _LOG_LINES, self.name, patience_s=_ANSWER_S)
+        lines = f"{logs.out}\n{logs.stderr}".strip().splitlines()
         return lines[-1] if lines else ""
 
 

@@ -132,8 +132,8 @@ class DockerNodes(Nodes):
 
     async def repair(self) -> list[str]:
         """Reconnect containers that were taken off the run's network; return what was done."""
-        repaired = await asyncio.gather(*(one.repair() for one in self._containers.values()))
-        return list(filter(None, repaired))
+        repairs = (container.repair() for container in self._containers.values())
+        return list(filter(None, await asyncio.gather(*repairs)))
 
     async def _end(self) -> None:
         """Remove what the run created, unless folders in the containers must stay."""
@@ -148,7 +148,7 @@ class DockerNodes(Nodes):
             past_runs.forget(run)
         elif self.keeps_folders:
             await sweeper.dismiss()
-            names = ", ".join(one.name for one in self._containers.values())
+            names = ", ".join(container.name for container in self._containers.values())
             kept = f"files were not gathered, so the containers stay: {names};"
             self.run.warn_at_end(f"{kept} `tfcluster down {run}` removes them")
         elif leftover := await sweeper.sweep(more_may_come=bool(self._starting)):
@@ -246,8 +246,8 @@ async def _options_for_caller() -> tuple[str, ...]:
     """
     if not await asyncio.to_thread(is_here, os.environ):
         return ()
-    found = await ask("info", "--format", "{{json .SecurityOptions}}")
-    if "name=rootless" in found.out:
+    info = await ask("info", "--format", "{{json .SecurityOptions}}")
+    if "name=rootless" in info.out:
         return ("--user", "0:0", *HOME)
     groups = [word for group in os.getgroups() for word in ("--group-add", str(group))]
     return ("--user", f"{os.getuid()}:{os.getgid()}", *groups, *HOME)

@@ -75,24 +75,24 @@ def check(job: Submission, *, thorough: bool) -> Outlook:
         if without := _check_export(job, os.environ):
             return Outlook(tuple(without))
         said, refused = _test(job)
-        found = judge(job, partitions, nodes, groups=_own_groups())
+        obstacles = judge(job, partitions, nodes, groups=_own_groups())
         if refused is None:
-            found = [obstacle for obstacle in found if not obstacle.is_fatal]
+            obstacles = [obstacle for obstacle in obstacles if not obstacle.is_fatal]
             if match := _TEST.search(said):
-                found += _check_time(job, match[3], partitions.get(match[3], {}))
+                obstacles += _check_time(job, match[3], partitions.get(match[3], {}))
         if thorough:
-            found += [*_check_folder(job, nodes), *_check_associations(job)]
+            obstacles += [*_check_folder(job, nodes), *_check_associations(job)]
             if refused is None and (sentence := explain_cores(job)):
                 fix = "--set runtime.slurm.cpus_per_task=16"
-                found.append(Obstacle("limits", sentence, fix, is_fatal=False))
+                obstacles.append(Obstacle("limits", sentence, fix, is_fatal=False))
     except SetupError as error:
         return Outlook((Obstacle("scheduler", error.message, error.fix),))
-    is_explained = any(obstacle.is_fatal for obstacle in found)
+    is_explained = any(obstacle.is_fatal for obstacle in obstacles)
     if refused is not None and thorough and not is_explained:
         # Slurm refuses a test for nodes that are down, but takes the job itself.
-        is_fatal = not any(obstacle.check in ("partition", "nodes") for obstacle in found)
-        found.append(Obstacle("scheduler", refused.message, refused.fix, is_fatal))
-    return Outlook(tuple(found), "" if is_explained else read_estimate(said, time.time()))
+        is_fatal = not any(obstacle.check in ("partition", "nodes") for obstacle in obstacles)
+        obstacles.append(Obstacle("scheduler", refused.message, refused.fix, is_fatal))
+    return Outlook(tuple(obstacles), "" if is_explained else read_estimate(said, time.time()))
 
 
 def _test(job: Submission) -> tuple[str, SetupError | None]:
@@ -166,7 +166,7 @@ def judge(
             near = difflib.get_close_matches(name, partitions, n=1)
             fix = f"--set runtime.slurm.partition={near[0]}" if near else f"use one of {listed}"
             return [Obstacle("partition", f"there is no partition {name}", fix)]
-    found = [
+    by_partition = [
         [
             *_check_access(job.runtime.slurm, name, partitions[name], groups),
             *_check_limits(job, name, partitions[name]),
@@ -174,7 +174,7 @@ def judge(
         ]
         for name in names
     ]
-    return min(found, key=lambda obstacles: sum(obstacle.is_fatal for obstacle in obstacles))
+    return min(by_partition, key=lambda obstacles: sum(obstacle.is_fatal for obstacle in obstacles))
 
 
 def _named(job: Submission, partitions: Mapping[str, Mapping[str, str]]) -> list[str]:
