@@ -1,7 +1,8 @@
 """The store of gathered checkpoints in a run folder: complete, verified, and safe from the chief.
 
-`Store` writes it, `open_for_reading` reads it, `deliver` copies from it, `load_hint` shows how to
-load a checkpoint. Its layout, which may be moved as a whole::
+`Store` writes it, `open_for_reading` reads it, `deliver` copies from it, `fill` puts back the state
+that an attempt starts from, `load_hint` shows how to load a checkpoint. Its layout, which may be
+moved as a whole::
 
     checkpoint                     text proto: tf.train.latest_checkpoint(root) works
     ckpt-12/                       one folder per gathered checkpoint, renamed into place
@@ -15,11 +16,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import shutil
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from posixpath import basename
@@ -28,7 +30,15 @@ from typing import Any, TypeVar
 from tfcluster.agent import foreign_json
 from tfcluster.agent.error_text import reason_of
 from tfcluster.checkpoints import copying, file_formats
-from tfcluster.checkpoints.completeness import Age, Checkpoint, Entry, Kind, oldest_first
+from tfcluster.checkpoints.completeness import (
+    Age,
+    Checkpoint,
+    Entry,
+    Kind,
+    Newest,
+    find,
+    oldest_first,
+)
 from tfcluster.checkpoints.copying import (
     NOT_AS_GATHERED,
     PARTIAL,
@@ -514,3 +524,61 @@ def _entries(rows: Sequence[Mapping[str, Any]]) -> tuple[Entry, ...]:
         if [type(entry.path), type(entry.size), type(entry.mtime_ns)] != [str, int, int]:
             raise ValueError(f"{entry} is not a file")
     return entries
+
+
+def newest_of(state: Iterable[Gathered]) -> Newest:
+    """Return the newest checkpoint with a known step, else the newest; a backup only if alone.
+
+    `state`: oldest first.
+    """
+    best = max(
+        reversed([*state]),
+        key=lambda g: (g.step is not None, g.kind is not Kind.BACKUP),
+        default=None,
+    )
+    return Newest(best.step, best.checkpoint.name) if best else Newest()
+
+
+def fill(folder: Path, state: Sequence[Gathered]) -> None:
+    """Copy `state` into `folder` under the chief's file names, with its ``checkpoint`` files."""
+    for gathered in state:
+        for entry in gathered.checkpoint.all_files:
+            gathered.copy(entry, folder / entry.path)
+    name_checkpoints(folder, state)
+
+
+def name_checkpoints(folder: Path, gathered: Iterable[Gathered]) -> None:
+    """Write a ``checkpoint`` file into each folder below `folder` that holds a prefix."""
+    by_folder: dict[str, list[copying.Prefix]] = defaultdict(list)
+    for held in oldest_first(gathered, lambda held: held.age):
+        for entry in held.checkpoint.files:
+            prefix = entry.path.removesuffix(".index")
+            if held.kind is not Kind.SAVED_MODEL and prefix != entry.path:
+                inside, _, name = prefix.rpartition("/")
+                by_folder[inside].append(copying.Prefix(name, held.saved_ns / 1e9))
+    for inside, prefixes in by_folder.items():
+        copying.write(folder / inside, prefixes)
+
+
+def newest_in(shared: str | None, reported: Mapping[str, int]) -> Newest:
+    """Return the newest complete checkpoint in storage that all tasks share.
+
+    `reported`: path → step as the chief reported them, oldest first. A reported step overrides
+    the one in the name; reports are the only source if the storage is not mounted here. Raises
+    OSError.
+    """
+    if shared is None or not os.path.isdir(shared):
+        return newest_reported(reported)
+
+    def step(checkpoint: Checkpoint) -> int | None:
+        return reported.get(str(Path(shared) / checkpoint.path), checkpoint.step)
+
+    complete = find(scan(Path(shared)), None)
+    ordered = oldest_first(complete, lambda c: c.age(step=step(c), saved_ns=c.saved_ns))
+    return Newest(step(ordered[-1]), ordered[-1].name) if ordered else Newest()
+
+
+def newest_reported(reported: Mapping[str, int]) -> Newest:
+    """Return the checkpoint that the chief reported last."""
+    path, step = [*reported.items()][-1] if reported else ("", None)
+    return Newest(step, basename(path) or None)
