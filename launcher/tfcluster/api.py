@@ -330,13 +330,18 @@ def make_launch(
         plan = keep_warm(plan, planned.spec.runtime.warm_s)
     if options.detach and not is_submitted:
         plan = with_lease(replace(planned, plan=plan))
+    tensorboard_python = None
+    if options.tensorboard:
+        from tfcluster.coordinator.curves.tensorboard_server import choose_python
+
+        tensorboard_python = choose_python([plan])
     return Launch(
         plan,
         planned.spec_to_keep(),
         spec_folder=planned.context.spec_dir,
         options=options,
         faults=faults,
-        tensorboard_python=_tensorboard_python(plan) if options.tensorboard else None,
+        tensorboard_python=tensorboard_python,
         resume=resume,
         runtime=planned.spec.runtime if is_submitted else None,
         node_settings=planned.spec.runtime,
@@ -366,12 +371,6 @@ def require_scheduler(plan: Plan) -> None:
         raise UsageError(
             f"--submit: {backend} has no jobs", fix="name a scheduler: --backend slurm"
         )
-
-
-def _tensorboard_python(plan: Plan) -> str:
-    from tfcluster.coordinator.curves.tensorboard_server import choose_python
-
-    return choose_python([plan])
 
 
 def with_lease(planned: Planned) -> Plan:

@@ -89,6 +89,11 @@ class SpecError(UsageError):
         self.problems = tuple(problems)
         super().__init__("\n".join(str(problem) for problem in self.problems))
 
+    @classmethod
+    def at(cls, place: str, message: str, fix: str = "") -> SpecError:
+        """Return the error of a spec with one problem."""
+        return cls([Problem(place, message, fix)])
+
 
 class UnknownRunError(UsageError):
     """A RUN argument that names no run, or more than one where exactly one is needed."""

@@ -125,10 +125,10 @@ def replacing(target: Path) -> Iterator[Path]:
 
 def replace_verified(
     source: Path, target: Path, expected: Entry, *, stopped: Stopped = never
-) -> None:
+) -> str:
     """Copy like `copy_verified`, but replace `target` atomically."""
     with replacing(target) as partial:
-        copy_verified(source, partial, expected, stopped=stopped)
+        return copy_verified(source, partial, expected, stopped=stopped)
 
 
 def sha512(path: Path, *, stopped: Stopped = never) -> str:
@@ -163,12 +163,10 @@ def sync_folder(folder: Path) -> None:
 
 def write_atomically(path: Path, text: str) -> None:
     """Replace the contents of `path` by `text`; a reader sees the old or the new, never a part."""
-    partial = path.with_name(f"{PARTIAL}{path.name}-{os.getpid()}")
-    with partial.open("w", encoding="utf-8") as writer:
+    with replacing(path) as partial, partial.open("w", encoding="utf-8") as writer:
         writer.write(text)
         writer.flush()
         os.fsync(writer.fileno())
-    partial.replace(path)
     sync_folder(path.parent)
 
 
@@ -295,8 +293,7 @@ class LocalSource:
         return scan(self.folder, most=self.most, enters=self.enters, stopped=stopped)
 
     def copy(self, entry: Entry, target: Path, *, stopped: Stopped = never) -> str:
-        with replacing(target) as partial:
-            return copy_verified(self.folder / entry.path, partial, entry, stopped=stopped)
+        return replace_verified(self.folder / entry.path, target, entry, stopped=stopped)
 
     def check(self, entries: Sequence[Entry], *, stopped: Stopped = never) -> None:
         for entry in entries:

@@ -17,14 +17,13 @@ from tfcluster.errors import InterpreterError, UsageError
 from tfcluster.plans.plan import Interpreter
 
 _PACKAGES: Final = {
-    "tensorflow": "tensorflow",
-    "tensorflow-cpu": "tensorflow",
-    "tensorflow-gpu": "tensorflow",
-    "tensorflow-rocm": "tensorflow",
-    "tensorflow-macos": "tensorflow",
-    "tensorflow-intel": "tensorflow",
-    "tf-nightly": "tensorflow",
-    "tf-nightly-cpu": "tensorflow",
+    **dict.fromkeys(
+        (
+            *("tensorflow", "tensorflow-cpu", "tensorflow-gpu", "tensorflow-rocm"),
+            *("tensorflow-macos", "tensorflow-intel", "tf-nightly", "tf-nightly-cpu"),
+        ),
+        "tensorflow",
+    ),
     "keras": "keras",
     "keras-nightly": "keras",  # what tf-nightly and candidates of TensorFlow install
     "tf-keras": "tf-keras",
@@ -184,15 +183,10 @@ def _read_venv(python: Path) -> tuple[str, dict[str, str]] | None:
     if version is None or config.get("include-system-site-packages", "").lower() == "true":
         return None
     short = ".".join(version.split(".")[:2])
-    return version, _installed(prefix / "lib" / f"python{short}" / "site-packages")
-
-
-def _installed(site_packages: Path) -> dict[str, str]:
     try:
-        names = os.listdir(site_packages)
+        return version, _known(os.listdir(prefix / "lib" / f"python{short}" / "site-packages"))
     except OSError:
-        return {}
-    return _known(names)
+        return version, {}
 
 
 def _known(names: Iterable[str]) -> dict[str, str]:

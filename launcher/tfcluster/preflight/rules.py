@@ -130,17 +130,14 @@ def judge(
 
 def _check_python(answer: ProbeAnswer, needs: Needs) -> Iterator[Finding]:
     if needs.tensorflow and "tensorflow" not in answer.packages:
-        fix = f"name a Python that has it: {_python_field(answer.node)}"
+        field = "--python PATH" if answer.node == LOCAL else f"runtime.hosts.{answer.node}.python"
+        fix = f"name a Python that has it: {field}"
         yield Finding(answer.node, "TensorFlow", "its Python has no TensorFlow", fix)
     imported = answer.imported or {}
     if "error" in imported and "tensorflow" in answer.packages:
         what = f"import tensorflow fails: {imported['error']}"
         fix = f"run on that node: {answer.executable} -c 'import tensorflow'"
         yield Finding(answer.node, "import", what, fix)
-
-
-def _python_field(node: str) -> str:
-    return "--python PATH" if node == LOCAL else f"runtime.hosts.{node}.python"
 
 
 def _check_network(answer: ProbeAnswer, silent: Collection[str]) -> Iterator[Finding]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tfcluster.agent.error_text import reason_of
-from tfcluster.errors import Problem, SpecError, similar_file
+from tfcluster.errors import SpecError, similar_file
 from tfcluster.spec import SPEC_NAMES, jsonc, run_name
 from tfcluster.spec.jsonc import Document, TextError, place_in
 
@@ -51,7 +51,7 @@ class SpecSource:
         """Read the text in its format; raises SpecError at its first syntax error."""
         if not self.text.strip():
             fix = "write a first spec with `tfcluster init`"
-            raise SpecError([Problem(self.name, "the file is empty", fix)])
+            raise SpecError.at(self.name, "the file is empty", fix)
         try:
             if self.form in ("yaml", "yml"):
                 from tfcluster.spec import yaml_text  # takes 20 ms
@@ -59,7 +59,7 @@ class SpecSource:
                 return yaml_text.read(self.text)
             return jsonc.read(self.text, comments=self.form == "jsonc")
         except TextError as error:
-            raise SpecError([Problem(self.place(error.offset), error.message, error.fix)]) from None
+            raise SpecError.at(self.place(error.offset), error.message, error.fix) from None
 
     def place(self, offset: int) -> str:
         """Return ``file:line:column``, or the name alone if lines mean nothing to the user."""
@@ -94,7 +94,7 @@ def _refuse_program(path: Path, name: str) -> None:
     fix = f"run it without a spec: tfcluster run -n 2 {option}{words}"
     if not option:
         fix += f"\n  → or write a spec for it: tfcluster init --script {words}"
-    raise SpecError([Problem(name, f"this is a {kind} script, not a spec", fix)])
+    raise SpecError.at(name, f"this is a {kind} script, not a spec", fix)
 
 
 def _refuse_toml(path: Path, name: str) -> None:
@@ -102,7 +102,7 @@ def _refuse_toml(path: Path, name: str) -> None:
     if path.suffix == ".toml" and os.path.isfile(path):
         old, new = shlex.quote(name), shlex.quote(f"{name.removesuffix('.toml')}.json")
         fix = f"convert it to JSON: python3 -c '{_TOML_TO_JSON}' < {old} > {new}"
-        raise SpecError([Problem(name, "a spec cannot be TOML, only JSON or YAML", fix)])
+        raise SpecError.at(name, "a spec cannot be TOML, only JSON or YAML", fix)
 
 
 def _fix_missing(path: Path, name: str) -> str:
@@ -134,13 +134,13 @@ def find_default(folder: Path) -> Path:
     place = _printable(str(folder))
     if specs:
         message = f"this folder has {' and '.join(specs)}"
-        raise SpecError([Problem(place, message, "name the file to use")])
+        raise SpecError.at(place, message, "name the file to use")
     scripts = [name for name in names if name.startswith("train") and name.endswith(".py")]
     fix = "name a spec file, or write a first one with `tfcluster init`"
     if scripts:
         fix += f"\n  → without a spec: tfcluster run -n 2 {shlex.quote(_printable(scripts[0]))}"
     message = f"no tfcluster.json ({', '.join(_ENDINGS[1:])}) in this folder"
-    raise SpecError([Problem(place, message, fix)])
+    raise SpecError.at(place, message, fix)
 
 
 def read_text(file: str | Path, what: str, fix_missing: str) -> str:
@@ -152,37 +152,37 @@ def read_text(file: str | Path, what: str, fix_missing: str) -> str:
             message = f"this is a folder, not a {what} file"
             inside = [entry for entry in SPEC_NAMES if (path / entry).exists()]
             example = f": {os.path.join(name, inside[0])}" if inside and what == "spec" else ""
-            raise SpecError([Problem(name, message, f"name the {what} file in it{example}")])
+            raise SpecError.at(name, message, f"name the {what} file in it{example}")
         with path.open("rb") as reader:
             return _decode(reader.read(MAX_BYTES + 1), name, what)
     except FileNotFoundError:
-        raise SpecError([Problem(name, "no such file", fix_missing)]) from None
+        raise SpecError.at(name, "no such file", fix_missing) from None
     except OSError as error:
         fix = "check the path and its permissions"
-        raise SpecError([Problem(name, f"cannot be read: {reason_of(error)}", fix)]) from None
+        raise SpecError.at(name, f"cannot be read: {reason_of(error)}", fix) from None
     except ValueError:
-        raise SpecError([Problem(name, "not a valid path", "check the path")]) from None
+        raise SpecError.at(name, "not a valid path", "check the path") from None
 
 
 def read_stdin(what: str) -> str:
     """Return the text of a `what` file from standard input. Raises SpecError."""
     if sys.stdin is None:
-        raise SpecError([Problem("<stdin>", "standard input is closed", f"name a {what} file")])
+        raise SpecError.at("<stdin>", "standard input is closed", f"name a {what} file")
     return _decode(sys.stdin.buffer.read(MAX_BYTES + 1), "<stdin>", what)
 
 
 def _decode(data: bytes, name: str, what: str) -> str:
     if len(data) > MAX_BYTES:
         message = f"larger than {MAX_BYTES // 1024**2} MiB"
-        raise SpecError([Problem(name, message, f"check that this is a {what} file")])
+        raise SpecError.at(name, message, f"check that this is a {what} file")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         before = data[: error.start].decode("utf-8-sig", "replace")
         line, column = place_in(before, len(before))
         message = f"byte 0x{data[error.start]:02x} is not UTF-8"
-        problem = Problem(f"{name}:{line}:{column}", message, "save the file as UTF-8")
-        raise SpecError([problem]) from None
+        place = f"{name}:{line}:{column}"
+        raise SpecError.at(place, message, "save the file as UTF-8") from None
 
 
 def _printable(text: str) -> str:
