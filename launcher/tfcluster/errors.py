@@ -149,7 +149,7 @@ class PreflightError(SetupError):
 
     def __init__(self, findings: Sequence[tuple[str, str, str]]) -> None:
         """Build the message from `findings`: (node, what is wrong, what to do)."""
-        lines = [f"{node}: {what}\n  → {fix}" for node, what, fix in findings]
+        lines = [f"{node}: {problem}\n  → {fix}" for node, problem, fix in findings]
         super().__init__(f"{self.HEAD}:\n" + "\n".join(lines))
 
 

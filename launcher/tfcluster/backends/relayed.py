@@ -184,8 +184,8 @@ def explain(
     if text and (code in _SELF_EXPLAINING or any(text in stderr for text in _PYTHON_MESSAGES)):
         return Unreached(text, _FAULTS.get(code or 0))
     if isinstance(error, TimeoutError):
-        why = f"no answer for {SILENCE_S:.0f} s"
-        why += ": does its login hang?" if logs_in else "."
+        reason = f"no answer for {SILENCE_S:.0f} s"
+        reason += ": does its login hang?" if logs_in else "."
     elif not logs_in:
         # What a container or a prolog has printed before is no reason.
         if code is None or not isinstance(error, EOFError):
@@ -193,7 +193,7 @@ def explain(
         printed = f"; its output: {error}" if str(error) else ""
         return Unreached(text or f"it ended with exit code {code}{printed}")
     elif isinstance(error, EOFError | ConnectionResetError) and code is not None:
-        why = (
+        reason = (
             f"its login ended with exit code {code} before tfcluster's code ran:"
             " does a .bashrc or .profile end the shell?"
         )
@@ -201,8 +201,8 @@ def explain(
         return Unreached(text or str(error) or type(error).__name__)
     output = "\n".join(filter(None, (text, str(error) if isinstance(error, EOFError) else "")))
     if output:
-        why += f" Its output: {output}"
-    return Unreached(why, DialFault.LOGIN if logs_in else None)
+        reason += f" Its output: {output}"
+    return Unreached(reason, DialFault.LOGIN if logs_in else None)
 
 
 def shorten_tracebacks(stderr: str) -> str:

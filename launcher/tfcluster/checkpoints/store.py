@@ -217,9 +217,9 @@ class Store:
         Raises CancelledError.
         """
         all_damaged = [
-            Damaged(gathered.folder, why)
+            Damaged(gathered.folder, damage)
             for gathered in self.state()
-            if (why := gathered.find_damage(stopped=stopped))
+            if (damage := gathered.find_damage(stopped=stopped))
         ]
         for damaged in all_damaged:
             self._held = [held for held in self._held if held.folder != damaged.folder]

@@ -235,6 +235,6 @@ def _read_probe(
     return Interpreter((may_be_shim and executable) or path, why, version, packages)
 
 
-def _not_working(path: str, why: str) -> InterpreterError:
+def _not_working(path: str, reason: str) -> InterpreterError:
     fix = "choose another Python: --python PATH (python=PATH)"
-    return InterpreterError(f"{path} does not work as Python: {why}", fix=fix)
+    return InterpreterError(f"{path} does not work as Python: {reason}", fix=fix)

@@ -294,13 +294,13 @@ def _similar(path: str) -> str:
     return f"did you mean {near}? " if near else ""
 
 
-def _path_problem(path: str, what: str) -> str:
+def _path_problem(path: str, kind: str) -> str:
     """Return what is wrong with a local path; empty if it can be used."""
     try:
         mode = os.stat(path).st_mode
     except (FileNotFoundError, NotADirectoryError):
-        return f"there is no {what} at {path}"
+        return f"there is no {kind} at {path}"
     except OSError as error:
         return f"{path} cannot be read: {reason_of(error)}"
     is_folder = stat.S_ISDIR(mode)
-    return f"{path} is not a folder" if what == "folder" and not is_folder else ""
+    return f"{path} is not a folder" if kind == "folder" and not is_folder else ""

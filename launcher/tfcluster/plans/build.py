@@ -309,8 +309,8 @@ def _keras_notes(spec: ClusterSpec, python: Interpreter, *, imports_keras: bool)
     fails = fails_with_keras_3(spec) and not is_patched(spec, python)
     if not wants_keras_2(spec, python):
         if fails and spec.keras.version == "3":
-            why = _why_not_patched(spec, python)
-            yield f"{_KERAS_3_FAILS}, {why}, but keras.version is 3"
+            reason = _why_not_patched(spec, python)
+            yield f"{_KERAS_3_FAILS}, {reason}, but keras.version is 3"
         elif fails_with_keras_3(spec) and is_newer(python.packages.get("keras", "")):
             yield (
                 f"Keras {python.packages['keras']} is newer than {TESTED[1]}, the newest that the"

@@ -206,7 +206,7 @@ class Measurement:
         """Return `report` with the results; `lost`: nodes that were lost meanwhile → why."""
         links, left_out = links_of(self._plan)
         notes = [*report.notes, *filter(None, [left_out])]
-        findings = [Finding(node, "reach", why, _FIX) for node, why in lost.items()]
+        findings = [Finding(node, "reach", reason, _FIX) for node, reason in lost.items()]
         expected = len(self._communications) * (len(links) + (len(self._workers) > 2))
         # How a worker ends that has measured everything does not matter.
         if not findings and len(self._measured) < expected:
@@ -222,14 +222,14 @@ class Measurement:
         failures = [self._failure_of(end) for end in self._failed]
         cause = next((failure for failure in failures if not failure.is_collateral), None)
         if cause := cause or next(iter(failures), None):
-            node, what = cause.node, f"{cause.task} failed in an all-reduce: {cause.reason}"
-            return Finding(node, "all-reduce", what, cause.hint or _FIX, self._is_needed)
+            node, problem = cause.node, f"{cause.task} failed in an all-reduce: {cause.reason}"
+            return Finding(node, "all-reduce", problem, cause.hint or _FIX, self._is_needed)
         late = [task for task in self._workers if str(task) not in self._succeeded]
         if not late:
             return None
         task, names = self._plan.task(late[0]), ", ".join(map(str, late))
-        what = f"{names}: the all-reduces were not over in time"
-        return Finding(task.node, "all-reduce", what, _FIX, self._is_needed)
+        problem = f"{names}: the all-reduces were not over in time"
+        return Finding(task.node, "all-reduce", problem, _FIX, self._is_needed)
 
     def _failure_of(self, end: msg.TaskExited | msg.StartFailed) -> Failure:
         task, error = TaskId.parse(end.task), self._errors.get(end.task)

@@ -246,8 +246,8 @@ class _Visit:
             try:
                 await self.hub.connect(node)
             except SetupError as error:
-                what = error.message.removeprefix(f"{node.name} ")
-                return Finding(node.name, "reach", what, error.fix)
+                problem = error.message.removeprefix(f"{node.name} ")
+                return Finding(node.name, "reach", problem, error.fix)
             return None
 
         nodes = self.plan.nodes
@@ -280,8 +280,8 @@ class _Visit:
         """Return `report` with the all-reduces that the workers have measured, or why not."""
         imports = {answer.node: answer.imported or {} for answer in report.seen}
         devices = {node: got["devices"] for node, got in imports.items() if "devices" in got}
-        if why := all_reduce.why_not(self.plan, devices):
-            return replace(report, notes=(*report.notes, f"No all-reduce was measured: {why}"))
+        if reason := all_reduce.why_not(self.plan, devices):
+            return replace(report, notes=(*report.notes, f"No all-reduce was measured: {reason}"))
         measurement = self._measurement = Measurement(self.plan, self.hub, paths, devices)
         tell(measurement.announcement)
         await measurement.start(report.seen, self.connected)
@@ -301,7 +301,7 @@ class _Visit:
             is_lost=self._lost.__contains__,
         ):
             self._lose(name, NodeLoss(f"its agent has not answered for {ANSWER_S:.0f} s"))
-        lost = [Finding(name, "reach", why, _FIX) for name, why in self._lost.items()]
+        lost = [Finding(name, "reach", reason, _FIX) for name, reason in self._lost.items()]
         taken = ((name, self.hub.answer(name, msg.PortTaken)) for name in self.connected)
         ports = [probes.taken_port(node, reply) for node, reply in taken if reply]
         return [*lost, *ports, *self._take_addresses()]
@@ -312,8 +312,8 @@ class _Visit:
         for node, reply in held:
             error = reply and orders.interface_error(self.plan, node, reply)
             if error:
-                what = error.message.removeprefix(f"{node} ")
-                yield Finding(node, "interfaces", what, error.fix)
+                problem = error.message.removeprefix(f"{node} ")
+                yield Finding(node, "interfaces", problem, error.fix)
             else:
                 self.plan = orders.at_interface(self.plan, self.hub, [node])
 

@@ -79,9 +79,9 @@ async def probe_nodes(
 
 def _find_shared_gpus(plan: Plan, answers: Sequence[ProbeAnswer]) -> Iterator[Finding]:
     for answer in answers:
-        if why := orders.explain_shared_gpus(plan, answer):
+        if reason := orders.explain_shared_gpus(plan, answer):
             fix = "use fewer tasks for each node, or --set resources.gpus=0 to train on the CPU"
-            yield Finding(answer.node, "GPUs", why, fix, is_fatal=False)
+            yield Finding(answer.node, "GPUs", reason, fix, is_fatal=False)
 
 
 async def probe_shared_nodes(
@@ -114,9 +114,9 @@ def _read_answer(
         return read(lines[-1] if lines else "", now=now, ports=own_ports, peers=peers)
     except (ValueError, OSError):
         failed = hub.answer(node, msg.StartFailed, step=PREFLIGHT)
-        why = lines[-1] if lines else failed.error if failed else "it printed nothing"
+        reason = lines[-1] if lines else failed.error if failed else "it printed nothing"
         fix = f"set runtime.hosts.{node}.python to its Python (3.9 or newer)"
-        return Finding(node, "Python", f"the checks could not run: {why}", fix)
+        return Finding(node, "Python", f"the checks could not run: {reason}", fix)
 
 
 def _local_script_sha256(plan: Plan) -> str | None:

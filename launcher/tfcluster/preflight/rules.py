@@ -135,43 +135,47 @@ def _check_python(answer: ProbeAnswer, needs: Needs) -> Iterator[Finding]:
         yield Finding(answer.node, "TensorFlow", "its Python has no TensorFlow", fix)
     imported = answer.imported or {}
     if "error" in imported and "tensorflow" in answer.packages:
-        what = f"import tensorflow fails: {imported['error']}"
+        problem = f"import tensorflow fails: {imported['error']}"
         fix = f"run on that node: {answer.executable} -c 'import tensorflow'"
-        yield Finding(answer.node, "import", what, fix)
+        yield Finding(answer.node, "import", problem, fix)
 
 
 def _check_network(answer: ProbeAnswer, silent: Collection[str]) -> Iterator[Finding]:
     for host in answer.strange_names:
         fix = "correct the name there (DNS, /etc/hosts), or write the IP address in the spec"
         yield Finding(answer.node, "names", f"{host} is not an address of this node", fix)
-    for port, why in answer.not_listening:
-        what = f"cannot listen on port {port}: {why}"
-        yield Finding(answer.node, "ports", what, "write another port in the spec (0 = choose one)")
-    for node, task, host, port, why in answer.unreachable:
+    for port, reason in answer.not_listening:
+        problem = f"cannot listen on port {port}: {reason}"
+        yield Finding(
+            answer.node, "ports", problem, "write another port in the spec (0 = choose one)"
+        )
+    for node, task, host, port, reason in answer.unreachable:
         if node in silent:
             continue
-        what = f"cannot connect to {task} ({host}:{port}): {why}"
+        problem = f"cannot connect to {task} ({host}:{port}): {reason}"
         fix = (
             "open that port between the two (firewall, security group), or write one that is open"
             " (runtime.ports: a range)"
         )
-        if _WRONG_NAME.search(why):
+        if _WRONG_NAME.search(reason):
             fix = "correct the name there (/etc/hosts, DNS); an IP address in the spec needs none"
-        yield Finding(answer.node, "peers", what, fix)
+        yield Finding(answer.node, "peers", problem, fix)
 
 
 def _check_storage(answer: ProbeAnswer, needs: Needs) -> Iterator[Finding]:
     if answer.free_bytes is not None and answer.free_bytes < _MIN_FREE_BYTES:
-        what = f"only {answer.free_bytes / 1e6:.0f} MB of disk are free"
-        yield Finding(answer.node, "disk", what, "free some disk space", False)
+        problem = f"only {answer.free_bytes / 1e6:.0f} MB of disk are free"
+        yield Finding(answer.node, "disk", problem, "free some disk space", False)
     if answer.shm_bytes is not None and answer.shm_bytes < _MIN_SHM_BYTES and answer.gpus:
-        what = f"only {answer.shm_bytes / 1e6:.0f} MB of /dev/shm are free"
+        problem = f"only {answer.shm_bytes / 1e6:.0f} MB of /dev/shm are free"
         fix = "NCCL needs shared memory: mount a larger /dev/shm (docker: --shm-size=1g)"
-        yield Finding(answer.node, "/dev/shm", what, fix, False)
-    for folder, why in answer.unwritable:
+        yield Finding(answer.node, "/dev/shm", problem, fix, False)
+    for folder, reason in answer.unwritable:
         is_fatal = folder == needs.writes  # a data set may be on a read-only mount
         fix = "make it writable for the user who runs the tasks, or name another folder"
-        yield Finding(answer.node, "folders", f"{folder} cannot be written: {why}", fix, is_fatal)
+        yield Finding(
+            answer.node, "folders", f"{folder} cannot be written: {reason}", fix, is_fatal
+        )
     local, remote = needs.script_sha256, answer.script_sha256
     if local is not None and remote is not None and local != remote:
         fix = "check that both machines mount the same working directory"
@@ -184,11 +188,15 @@ def _check_gpus(answer: ProbeAnswer, needs: Needs) -> Iterator[Finding]:
         yield Finding(answer.node, "GPUs", answer.gpu_trouble, fix, False)
         return
     if (tasks := needs.nccl.get(answer.node)) and not answer.gpus:
-        what = f"strategy.communication is NCCL, but there is no GPU for {', '.join(tasks)}"
-        yield Finding(answer.node, "GPUs", what, "--set strategy.communication=RING, or AUTO")
+        problem = f"strategy.communication is NCCL, but there is no GPU for {', '.join(tasks)}"
+        yield Finding(answer.node, "GPUs", problem, "--set strategy.communication=RING, or AUTO")
     elif (highest := needs.gpu_indexes.get(answer.node, -1)) >= len(answer.gpus):
-        what = f"GPU index {highest} is requested, but the node's GPU count is {len(answer.gpus)}"
-        yield Finding(answer.node, "GPUs", what, "correct resources.gpus, or the gpus of its tasks")
+        problem = (
+            f"GPU index {highest} is requested, but the node's GPU count is {len(answer.gpus)}"
+        )
+        yield Finding(
+            answer.node, "GPUs", problem, "correct resources.gpus, or the gpus of its tasks"
+        )
 
 
 def _check_registered_gpus(answer: ProbeAnswer, needs: Needs) -> Iterator[Finding]:
@@ -202,20 +210,20 @@ def _check_registered_gpus(answer: ProbeAnswer, needs: Needs) -> Iterator[Findin
         return
     listed = f"nvidia-smi lists {format_gpus(answer.gpus)}"
     if registered:
-        what = f"TensorFlow registers {registered} of {expected} GPUs ({listed})"
-        yield Finding(answer.node, "GPUs", what, "compare nvidia-smi with its log", False)
+        problem = f"TensorFlow registers {registered} of {expected} GPUs ({listed})"
+        yield Finding(answer.node, "GPUs", problem, "compare nvidia-smi with its log", False)
         return
-    why = imported.get("no_gpu") or "TensorFlow does not say why"
-    what = f"TensorFlow registers no GPU ({listed}): {why}"
+    reason = imported.get("no_gpu") or "TensorFlow does not say why"
+    problem = f"TensorFlow registers no GPU ({listed}): {reason}"
     fix = fix_of_no_gpu(imported.get("no_gpu_cause", ""))
-    yield Finding(answer.node, "GPUs", what, fix, answer.node in needs.with_gpus)
+    yield Finding(answer.node, "GPUs", problem, fix, answer.node in needs.with_gpus)
 
 
 def _check_clock(answer: ProbeAnswer) -> Iterator[Finding]:
     if abs(answer.clock_ahead_s) > _MAX_SKEW_S:
-        what = f"its clock differs from this machine's by {answer.clock_ahead_s:+.0f} s"
+        problem = f"its clock differs from this machine's by {answer.clock_ahead_s:+.0f} s"
         fix = "synchronize it by NTP: the times in logs are misleading"
-        yield Finding(answer.node, "clock", what, fix, False)
+        yield Finding(answer.node, "clock", problem, fix, False)
 
 
 def _compare_nodes(answers: Sequence[ProbeAnswer], needs: Needs) -> Iterator[Finding]:
@@ -238,8 +246,8 @@ def _find_outliers(
     majority = counted[0][0]
     for node, value in values.items():
         if value != majority:
-            what = f"{check}: {value} on this node, {majority} on the others"
-            yield Finding(node, check, what, "all nodes must have the same", is_fatal)
+            problem = f"{check}: {value} on this node, {majority} on the others"
+            yield Finding(node, check, problem, "all nodes must have the same", is_fatal)
 
 
 def format_gpus(gpus: Sequence[str]) -> str:

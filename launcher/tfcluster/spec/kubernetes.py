@@ -213,8 +213,8 @@ class Volume(Section):
         given = [name for name in _SOURCES if getattr(self, name) is not None]
         if len(given) != 1:
             choices = ", ".join(_SOURCES)
-            what = f"both {given[0]} and {given[1]}" if given else "no source"
-            message = f"the volume {self.name} has {what}"
+            sources = f"both {given[0]} and {given[1]}" if given else "no source"
+            message = f"the volume {self.name} has {sources}"
             RulesBroken.check([Mistake((), message, f"keep exactly one of {choices}")])
         return self
 

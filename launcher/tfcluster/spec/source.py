@@ -143,18 +143,18 @@ def find_default(folder: Path) -> Path:
     raise SpecError.at(place, message, fix)
 
 
-def read_text(file: str | Path, what: str, fix_missing: str) -> str:
-    """Return the text of a `what` file (spec, host). Raises SpecError, as `read_source` does."""
+def read_text(file: str | Path, kind: str, fix_missing: str) -> str:
+    """Return the text of a `kind` file (spec, host). Raises SpecError, as `read_source` does."""
     name = _printable(str(file))
     path = Path(os.path.expanduser(file))
     try:
         if stat.S_ISDIR(os.stat(path).st_mode):
-            message = f"this is a folder, not a {what} file"
+            message = f"this is a folder, not a {kind} file"
             inside = [entry for entry in SPEC_NAMES if (path / entry).exists()]
-            example = f": {os.path.join(name, inside[0])}" if inside and what == "spec" else ""
-            raise SpecError.at(name, message, f"name the {what} file in it{example}")
+            example = f": {os.path.join(name, inside[0])}" if inside and kind == "spec" else ""
+            raise SpecError.at(name, message, f"name the {kind} file in it{example}")
         with path.open("rb") as reader:
-            return _decode(reader.read(MAX_BYTES + 1), name, what)
+            return _decode(reader.read(MAX_BYTES + 1), name, kind)
     except FileNotFoundError:
         raise SpecError.at(name, "no such file", fix_missing) from None
     except OSError as error:
@@ -164,17 +164,17 @@ def read_text(file: str | Path, what: str, fix_missing: str) -> str:
         raise SpecError.at(name, "not a valid path", "check the path") from None
 
 
-def read_stdin(what: str) -> str:
-    """Return the text of a `what` file from standard input. Raises SpecError."""
+def read_stdin(kind: str) -> str:
+    """Return the text of a `kind` file from standard input. Raises SpecError."""
     if sys.stdin is None:
-        raise SpecError.at("<stdin>", "standard input is closed", f"name a {what} file")
-    return _decode(sys.stdin.buffer.read(MAX_BYTES + 1), "<stdin>", what)
+        raise SpecError.at("<stdin>", "standard input is closed", f"name a {kind} file")
+    return _decode(sys.stdin.buffer.read(MAX_BYTES + 1), "<stdin>", kind)
 
 
-def _decode(data: bytes, name: str, what: str) -> str:
+def _decode(data: bytes, name: str, kind: str) -> str:
     if len(data) > MAX_BYTES:
         message = f"larger than {MAX_BYTES // 1024**2} MiB"
-        raise SpecError.at(name, message, f"check that this is a {what} file")
+        raise SpecError.at(name, message, f"check that this is a {kind} file")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -136,16 +136,16 @@ class RunningContainer:
 
 def describe_end(name: str, state: dict[str, Any], last_line: str) -> NodeLoss:
     """Return how a container ended; `state` as `docker inspect` shows it."""
-    code, what = state.get("ExitCode"), f"its container {name}"
+    code, reason = state.get("ExitCode"), f"its container {name}"
     if state.get("OOMKilled") and code == _KILLED:
-        what += " was killed: it took more memory than resources.memory allows"
-        return NodeLoss(what, LossNature.OUT_OF_MEMORY)
+        reason += " was killed: it took more memory than resources.memory allows"
+        return NodeLoss(reason, LossNature.OUT_OF_MEMORY)
     if code == _KILLED:
-        what += " was killed (docker kill, docker stop, a daemon that ended)"
-        return NodeLoss(what, LossNature.INFRASTRUCTURE)
-    why = state.get("Error") or last_line
-    what += f" ended with exit code {code}" + (f": {why}" if why else "")
-    return NodeLoss(what, LossNature.OWN_FAILURE)
+        reason += " was killed (docker kill, docker stop, a daemon that ended)"
+        return NodeLoss(reason, LossNature.INFRASTRUCTURE)
+    cause = state.get("Error") or last_line
+    reason += f" ended with exit code {code}" + (f": {cause}" if cause else "")
+    return NodeLoss(reason, LossNature.OWN_FAILURE)
 
 
 def as_user(user: str) -> tuple[str, ...]:
@@ -181,8 +181,8 @@ def _taken_off_network(container: RunningContainer) -> str:
 
 
 def _paused(name: str) -> NodeLoss:
-    what = f"its container {name} is paused; `docker unpause {name}` resumes it"
-    return NodeLoss(what, LossNature.INFRASTRUCTURE)
+    reason = f"its container {name} is paused; `docker unpause {name}` resumes it"
+    return NodeLoss(reason, LossNature.INFRASTRUCTURE)
 
 
 def _limits(container: Container) -> Iterator[str]:

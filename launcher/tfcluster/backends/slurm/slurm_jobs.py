@@ -118,8 +118,8 @@ def explain_end(job: str, *, cluster: str, patience_s: float) -> JobEnd:
     if state in _PHASES:  # root sees no jobs of the user in whose home it looks
         raise SilentError(f"job {job} is {state}, but squeue does not list it")
     if state in _ENDS:
-        what, status = _ENDS[state]
-        return JobEnd(f"job {job} {what}", status=status)
+        event, status = _ENDS[state]
+        return JobEnd(f"job {job} {event}", status=status)
     if code == _NO_OUTPUT:
         node = pairs.get("BatchHost", "its node")
         return JobEnd(
@@ -274,7 +274,7 @@ def _describe(job: str, state: str, start: str, end: str, reason: str) -> JobSta
     if phase is not JobPhase.QUEUED:
         ended_at = _seconds(end) if phase is JobPhase.OVER else None
         return JobState(phase, ended_at=ended_at, job=job)
-    words = (text for why, text in _WAITS_FOR_SOMEBODY if re.search(why, reason))
+    words = (text for pattern, text in _WAITS_FOR_SOMEBODY if re.search(pattern, reason))
     hint = "".join(f": {text.format(job=job)}" for text in words)
     return JobState(phase, "" if reason == "None" else reason + hint, _seconds(start), job=job)
 
@@ -333,17 +333,17 @@ def ending(job: str, *, restarts: int, signal: int | None) -> Ending | None:
         return Ending("it was put back into the queue", comes_back=True)
     if shown.get("PreemptTime", "").isdecimal() or state == "PREEMPTED":
         is_cancelled = "CANCEL" in _preempt_mode(shown["Partition"])
-        why = "preempted by a job with a higher priority"
-        return Ending(why, comes_back=can_come_back and not is_cancelled)
+        reason = "preempted by a job with a higher priority"
+        return Ending(reason, comes_back=can_come_back and not is_cancelled)
     if shown["Reason"] == "TimeLimit" or state in ("TIMEOUT", "DEADLINE"):
         return Ending("its time limit is over")
     if state in _ENDING:
         return Ending("it was cancelled (scancel)")
     if signal == SIGUSR1:
         is_limit = left_s is not None and left_s < _NEAR_S
-        why = "its time limit is near" if is_limit else "SIGUSR1 asked it to make room"
+        reason = "its time limit is near" if is_limit else "SIGUSR1 asked it to make room"
         limit = "runtime.slurm.time" if is_limit else ""
-        return Ending(why, comes_back=can_come_back, limit=limit)
+        return Ending(reason, comes_back=can_come_back, limit=limit)
     return None
 
 
