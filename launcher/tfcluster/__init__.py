@@ -41,32 +41,23 @@ if TYPE_CHECKING:
     from tfcluster.rundir.states import Status as Status
     from tfcluster.spec.load import LoadedSpec as LoadedSpec
 
-_ERRORS = (
-    *("CollateralError", "DeadlineError", "FunctionError", "InterpreterError"),
-    *("JobEndedError", "NodeLostError", "NoProgressError"),
-    *(
-        "PortInUseError",
-        "PreflightError",
-        "PrepareError",
-        "Problem",
-        "RunFolderError",
-        "SetupError",
-        "SpecError",
+_NAMES = {
+    "api": "get_run load plan run runs start",
+    "checkpoints.store": "Gathered",
+    "discovery.planning": "Planned",
+    "errors": (
+        "CollateralError DeadlineError FunctionError InterpreterError JobEndedError NodeLostError "
+        "NoProgressError PortInUseError PreflightError PrepareError Problem RunFolderError "
+        "SetupError SpecError TfclusterError UnknownRunError UsageError"
     ),
-    *("TfclusterError", "UnknownRunError", "UsageError"),
-)
-_MODULES = {
-    **dict.fromkeys(("get_run", "load", "plan", "run", "runs", "start"), "api"),
-    **dict.fromkeys(("JobFailed", "LogLine", "Result", "Run"), "run_handle"),
-    **dict.fromkeys(_ERRORS, "errors"),
-    "DamagedRunError": "rundir.registry",
-    "Gathered": "checkpoints.store",
-    "LoadedSpec": "spec.load",
-    "Planned": "discovery.planning",
-    "Status": "rundir.states",
-    "TaskSnapshot": "rundir.snapshot",
+    "run_handle": "JobFailed LogLine Result Run",
+    "rundir.registry": "DamagedRunError",
+    "rundir.snapshot": "TaskSnapshot",
+    "rundir.states": "Status",
+    "spec.load": "LoadedSpec",
 }
-"""Name of the API → the module that defines it."""
+"""Module → the names of the API that it defines."""
+_MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 __all__ = ["__version__", *_MODULES]
 
 

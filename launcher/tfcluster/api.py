@@ -106,7 +106,7 @@ def _require_lists(*, of_strings: bool = True, **arguments: object) -> None:
             raise UsageError(f"{name} is a string", fix=f"write a list: {name}=[{value!r}]")
         if not isinstance(value, Sequence):
             raise UsageError(f"{name} is a {type(value).__name__}", fix=f"write a list: {name}=[…]")
-        if of_strings and (wrong := [one for one in value if not isinstance(one, str)]):
+        if of_strings and (wrong := [item for item in value if not isinstance(item, str)]):
             kind = type(wrong[0]).__name__
             raise UsageError(f"{name} is a list with a {kind}", fix="write strings")
 
@@ -330,13 +330,18 @@ def make_launch(
         plan = keep_warm(plan, planned.spec.runtime.warm_s)
     if options.detach and not is_submitted:
         plan = with_lease(replace(planned, plan=plan))
+    tensorboard_python = None
+    if options.tensorboard:
+        from tfcluster.coordinator.curves.tensorboard_server import choose_python
+
+        tensorboard_python = choose_python([plan])
     return Launch(
         plan,
         planned.spec_to_keep(),
         spec_folder=planned.context.spec_dir,
         options=options,
         faults=faults,
-        tensorboard_python=_tensorboard_python(plan) if options.tensorboard else None,
+        tensorboard_python=tensorboard_python,
         resume=resume,
         runtime=planned.spec.runtime if is_submitted else None,
         node_settings=planned.spec.runtime,
@@ -348,8 +353,8 @@ def _is_submitted(backend: str, options: LaunchOptions) -> bool:
 
     Raises UsageError for options that a run of this backend cannot have.
     """
-    its = kinds.get(backend)
-    is_submitted = its.jobs is not None and not its.is_allocated(os.environ)
+    kind = kinds.get(backend)
+    is_submitted = kind.jobs is not None and not kind.is_allocated(os.environ)
     if is_submitted and options.tensorboard:
         raise UsageError(
             "--tensorboard: the coordinator of this run runs in a job, and its page could only be"
@@ -368,20 +373,14 @@ def require_scheduler(plan: Plan) -> None:
         )
 
 
-def _tensorboard_python(plan: Plan) -> str:
-    from tfcluster.coordinator.curves.tensorboard_server import choose_python
-
-    return choose_python([plan])
-
-
 def with_lease(planned: Planned) -> Plan:
     """Return the plan with the lease of background runs where tasks run on other machines.
 
     The coordinator may be a laptop that goes to sleep, which must not end training elsewhere.
     """
     plan = planned.plan
-    its = [node.capabilities for node in plan.nodes]
-    sleeps_apart = any(each.has_lease and not each.on_one_machine for each in its)
+    capabilities = [node.capabilities for node in plan.nodes]
+    sleeps_apart = any(each.has_lease and not each.on_one_machine for each in capabilities)
     if "lease_s" in planned.spec.supervision.model_fields_set or not sleeps_apart:
         return plan
     return replace(plan, supervision=replace(plan.supervision, lease_s=LEASE_S))

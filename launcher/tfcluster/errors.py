@@ -89,6 +89,11 @@ class SpecError(UsageError):
         self.problems = tuple(problems)
         super().__init__("\n".join(str(problem) for problem in self.problems))
 
+    @classmethod
+    def at(cls, place: str, message: str, fix: str = "") -> SpecError:
+        """Return the error of a spec with one problem."""
+        return cls([Problem(place, message, fix)])
+
 
 class UnknownRunError(UsageError):
     """A RUN argument that names no run, or more than one where exactly one is needed."""
@@ -144,7 +149,7 @@ class PreflightError(SetupError):
 
     def __init__(self, findings: Sequence[tuple[str, str, str]]) -> None:
         """Build the message from `findings`: (node, what is wrong, what to do)."""
-        lines = [f"{node}: {what}\n  → {fix}" for node, what, fix in findings]
+        lines = [f"{node}: {problem}\n  → {fix}" for node, problem, fix in findings]
         super().__init__(f"{self.HEAD}:\n" + "\n".join(lines))
 
 

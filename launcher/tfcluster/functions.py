@@ -154,11 +154,11 @@ def value(paths: RunPaths) -> Any:
 
     The value is unpickled: the task that wrote it decides which code that runs here.
     """
-    found = next(paths.outputs.glob(f"{FUNCTION_FOLDER}*/{_VALUE}"), None)
-    if found is None:
+    file = next(paths.outputs.glob(f"{FUNCTION_FOLDER}*/{_VALUE}"), None)
+    if file is None:
         fix = f"see `tfcluster status {paths.run_id}`"
         raise FunctionError(f"{paths.run_id} has no value of the chief", fix=fix)
-    record = pickle.loads(found.read_bytes())
+    record = pickle.loads(file.read_bytes())
     if "error" in record:
         fix = "return plain values, or save files into TFCLUSTER_CHECKPOINT_DIR"
         raise FunctionError(f"the chief returned no value: {record['error']}", fix=fix)
@@ -241,8 +241,8 @@ def name_in_tracebacks(file: str) -> str:
     """Return ``Cell In[3]`` for the code of a notebook's cell, as IPython does."""
     ipython = sys.modules.get("IPython")
     compiler = getattr(ipython and ipython.get_ipython(), "compile", None)
-    found = getattr(compiler, "format_code_name", lambda _: None)(file)  # since IPython 8
-    return " ".join(found) if found else file
+    words = getattr(compiler, "format_code_name", lambda _: None)(file)  # since IPython 8
+    return " ".join(words) if words else file
 
 
 def _source_of(code: CodeType) -> str:

@@ -146,7 +146,7 @@ class BackendKind:
 
     def is_allocated(self, environ: Mapping[str, str]) -> bool:
         """Return whether a process with `environ` runs in an allocation, whose nodes it uses."""
-        return any(name in environ for name, its in ALLOCATIONS.items() if get(its) is self)
+        return any(name in environ for name, backend in ALLOCATIONS.items() if get(backend) is self)
 
     def explain_unused(self, runtime: Any, environ: Mapping[str, str]) -> str:
         """Return a sentence about settings that the allocation of `environ` overrules, or none."""
@@ -154,8 +154,8 @@ class BackendKind:
 
     def leave(self, environ: MutableMapping[str, str]) -> None:
         """Remove from `environ` what makes a process part of an allocation of this backend."""
-        for name, its in ALLOCATIONS.items():
-            if get(its) is self:
+        for name, backend in ALLOCATIONS.items():
+            if get(backend) is self:
                 environ.pop(name, None)
 
     def is_here(self, environ: Mapping[str, str]) -> bool:

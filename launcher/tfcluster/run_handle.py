@@ -150,8 +150,8 @@ class Run:
     @property
     def newest_checkpoint(self) -> Gathered | None:
         """The newest result; a backup of an unfinished `fit` only if there is nothing else."""
-        found = reversed(self.checkpoints)
-        return max(found, key=lambda gathered: gathered.kind != "backup", default=None)
+        newest_first = reversed(self.checkpoints)
+        return max(newest_first, key=lambda gathered: gathered.kind != "backup", default=None)
 
     def state(self) -> RunSnapshot:
         """Read the present state. Raises DamagedRunError, and UnknownRunError if it is deleted."""
@@ -220,9 +220,9 @@ class Run:
         checkpoint. Raises UsageError if that is not possible, else what `ask_to_stop` raises.
         """
         if (state := self.state()).job is not None and not state.status.is_final:
-            why = f"{self.id}: its coordinator runs in a job of {state.job['backend']}"
+            reason = f"{self.id}: its coordinator runs in a job of {state.job['backend']}"
             resume = f"`tfcluster up SPEC --resume {self.id}`"
-            raise UsageError(why, fix=f"stop it, change the number in its spec, then {resume}")
+            raise UsageError(reason, fix=f"stop it, change the number in its spec, then {resume}")
         command = f"tfcluster scale-to {self.id} {workers}"
         send = partial(control.scale_to, workers=workers)
         return waiting.change_run(self.paths, self.state, send, command)

@@ -1,11 +1,13 @@
 """A stub of a third container backend: boxes, whose files outlive the agents in them.
 
-Only its `BackendKind` is here: what a spec, a plan and supervision need of it.
+Only its `BackendKind` is here: what a spec, a plan and supervision need of it. Its section of the
+spec is in `tests/contracts/test_recipes.py`, which puts all of it in its place.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from tfcluster.kinds import BackendKind, Capabilities
 from tfcluster.node_loss import LossNature
@@ -32,8 +34,9 @@ class BoxKind(BackendKind):
         return True
 
     def find_mistakes(self, spec: ClusterSpec) -> Iterator[Mistake]:
-        if spec.checkpoints.dir is not None:
-            yield Mistake(("checkpoints", "dir"), "a box has no such folder", "leave it out")
+        runtime: Any = spec.runtime
+        if runtime.box.size > 8 and spec.checkpoints.dir is not None:
+            yield Mistake(("runtime", "box", "size"), "such a box has no shared folder", "use 8")
 
 
 KIND = BoxKind()

@@ -14,6 +14,7 @@ from tests.documentation import unprinted
 from tests.lab.stand_in_gpu import add_nvidia_smi, build_driver
 
 from tfcluster.preflight.rules import PreflightReport
+from tfcluster.typed_json import from_json
 from tfcluster.ui.preflight_table import format_report
 
 from .jobs.lab import Lab, a_lab
@@ -67,8 +68,8 @@ def test_doctor_deep_measures_each_link_and_names_the_slow_one(lab: Lab) -> None
     assert done.code == 0, done.err + done.out.decode()
     assert "measuring all-reduces of 64 MB between 3 workers (RING)" in done.err
     data = json.loads(done.out)
-    report = PreflightReport.from_json(data)
-    assert [answer.imported and answer.imported["devices"] for answer in report.answers] == [
+    report = from_json(PreflightReport, data)
+    assert [answer.imported and answer.imported["devices"] for answer in report.seen] == [
         ["CPU"]
     ] * 3
     assert [one.workers for one in report.all_reduces] == [

@@ -21,5 +21,5 @@ def open_nodes(planned: Sequence[NodePlan], run: RunContext) -> Nodes:
 def class_of(node: NodePlan) -> type[Nodes]:
     """Return the class that makes and reaches nodes like `node`."""
     module, name = kinds.get(node.backend).nodes.split(":")
-    found: type[Nodes] = getattr(import_module(module), name)
-    return found
+    nodes: type[Nodes] = getattr(import_module(module), name)
+    return nodes

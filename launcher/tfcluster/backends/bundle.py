@@ -69,13 +69,13 @@ def build() -> Bundle:
 
 def workers_folder() -> Path:
     """Return the folder of the installed tfcluster_workers. Raises SetupError."""
-    found = importlib.util.find_spec("tfcluster_workers")
-    if found is None or not found.submodule_search_locations:
+    package = importlib.util.find_spec("tfcluster_workers")
+    if package is None or not package.submodule_search_locations:
         raise SetupError(
             "tfcluster_workers is not installed beside tfcluster",
             fix="install the tfcluster wheel again; it holds both",
         )
-    return Path(found.submodule_search_locations[0])
+    return Path(package.submodule_search_locations[0])
 
 
 def _sources(folder: Path) -> Iterator[Path]:

@@ -74,8 +74,20 @@ class _Scheduler:
     def ask(self) -> None:
         """Ask if that is due, and wait for the answer at most `PATIENCE_S`."""
         with self._lock:
-            if self.is_due():
-                self._ask()
+            if not self.is_due():
+                return
+            scheduler, began = jobs.of_backend(self.backend), time.monotonic()
+            assert scheduler is not None
+            try:
+                here = self.answer.cluster if self.answer else None
+                here = here or scheduler.cluster(self.cluster, patience_s=PATIENCE_S)
+                states = scheduler.look(here, patience_s=PATIENCE_S)
+                self.answer, self.silence = _Answer(began, here, states), ""
+            except SilentError as error:
+                self.silence = f"{self.backend} {error.how}: {error}"
+            except SetupError as error:
+                self.silence = error.message
+            self._due_at = time.monotonic() + INTERVAL_S
 
     def ask_soon(self) -> None:
         """Ask in another thread if that is due."""
@@ -88,20 +100,6 @@ class _Scheduler:
     def make_due(self, in_s: float) -> None:
         """Have the next question asked in `in_s`: the user has just changed something."""
         self._due_at = time.monotonic() + in_s
-
-    def _ask(self) -> None:
-        its, began = jobs.of_backend(self.backend), time.monotonic()
-        assert its is not None
-        try:
-            here = self.answer.cluster if self.answer else None
-            here = here or its.cluster(self.cluster, patience_s=PATIENCE_S)
-            self.answer = _Answer(began, here, its.look(here, patience_s=PATIENCE_S))
-            self.silence = ""
-        except SilentError as error:
-            self.silence = f"{self.backend} {error.how}: {error}"
-        except SetupError as error:
-            self.silence = error.message
-        self._due_at = time.monotonic() + INTERVAL_S
 
 
 _schedulers: dict[tuple[str, str], _Scheduler] = {}
@@ -133,14 +131,14 @@ def _follow(paths: RunPaths, snapshot: RunSnapshot) -> Following | None:
     if paths not in _followings:
         job, following = jobs.of_run(snapshot), None
         if job is not None:
-            following = job.its.follow(paths, job.id, cluster=job.cluster)
+            following = job.scheduler.follow(paths, job.id, cluster=job.cluster)
         _followings[paths] = following
     return _followings[paths]
 
 
 def _is_judged(snapshot: RunSnapshot | None) -> bool:
     """Return whether the scheduler has a say about a run."""
-    if snapshot is None or snapshot.status.is_final or snapshot.job is None:
+    if snapshot is None or snapshot.status.is_final:
         return False
     return jobs.of_run(snapshot) is not None
 
@@ -150,55 +148,54 @@ class StateFile(registry.StateFile):
 
     def __init__(self, paths: RunPaths) -> None:
         super().__init__(paths)
-        self._found: RunSnapshot | None = None
-        self._found_at = 0.0
+        self._recorded: RunSnapshot | None = None
+        self._read_at = 0.0
         self._judged: tuple[_Answer, RunSnapshot] | None = None
         self._news = _News()
 
     def read(self) -> RunSnapshot | None:
         """Return the newest readable state, or None if there has been none yet."""
-        found = self.read_without_asking()
-        if found is not None and _is_judged(self._found):
-            _scheduler_of(found).ask_soon()
-            _follow(self._paths, found)
-        return found
+        state = self.read_without_asking()
+        if state is not None and _is_judged(self._recorded):
+            _scheduler_of(state).ask_soon()
+            _follow(self._paths, state)
+        return state
 
     def read_without_asking(self) -> RunSnapshot | None:
         """Return what `read` does; the scheduler is not asked."""
-        found = super().read()
-        if found is not self._found:
-            self._found, self._found_at, self._judged = found, time.monotonic(), None
-        if found is None or not _is_judged(found):
-            return found
-        return self._judge(found, _scheduler_of(found).answer)
+        recorded = super().read()
+        if recorded is not self._recorded:
+            self._recorded, self._read_at, self._judged = recorded, time.monotonic(), None
+        if recorded is None or not _is_judged(recorded):
+            return recorded
+        return self._judge(recorded, _scheduler_of(recorded).answer)
 
-    def _judge(self, found: RunSnapshot, answer: _Answer | None) -> RunSnapshot:
-        assert found.job is not None
-        if answer is None or answer.asked_at < self._found_at:
-            return found
-        if found.job.get("cluster", "") != answer.cluster:
-            return found
+    def _judge(self, recorded: RunSnapshot, answer: _Answer | None) -> RunSnapshot:
+        assert recorded.job is not None
+        if answer is None or answer.asked_at < self._read_at:
+            return recorded
+        if recorded.job.get("cluster", "") != answer.cluster:
+            return recorded
         if self._judged is None or self._judged[0] is not answer:
-            state = answer.jobs.get(found.run, JobState(JobPhase.OVER))
-            self._judged = answer, _correct(self._paths, found, state)
+            state = answer.jobs.get(recorded.run, JobState(JobPhase.OVER))
+            self._judged = answer, _correct(self._paths, recorded, state)
         return self._judged[1]
 
     def news(self) -> list[str]:
         """Return sentences for what the scheduler says now and did not say at the last call."""
-        found = self.read()
-        if self._found is None or self._found.job is None or found is None:
+        shown, recorded = self.read(), self._recorded
+        if shown is None or recorded is None or recorded.job is None:
             return []
-        scheduler = _scheduler_of(self._found)
+        scheduler, following = _scheduler_of(recorded), _followings.get(self._paths)
         answer = scheduler.answer if self._judged is not None else None
-        state = answer.jobs.get(self._found.run) if answer is not None else None
-        was_started = self._found.status is not Status.QUEUED
-        following = _followings.get(self._paths)
-        needs_scheduler = following is not None or found.status is Status.QUEUED
-        silence = scheduler.silence if needs_scheduler else ""
-        problem = following.problem if following is not None else ""
+        needs_scheduler = following is not None or shown.status is Status.QUEUED
         return [
-            *self._news.about_files(problem),
-            *self._news.about(state, silence, was_started=was_started),
+            *self._news.about(
+                answer.jobs.get(recorded.run) if answer is not None else None,
+                scheduler.silence if needs_scheduler else "",
+                following.problem if following is not None else "",
+                was_started=recorded.status is not Status.QUEUED,
+            )
         ]
 
 
@@ -211,15 +208,16 @@ class _News:
     _silence: str = ""
     _problem: str = ""
 
-    def about_files(self, problem: str) -> Iterator[str]:
+    def about(
+        self, state: JobState | None, silence: str, problem: str, *, was_started: bool
+    ) -> Iterator[str]:
+        """Yield what has not been said; `problem`: why files do not arrive."""
         if problem and problem != self._problem and not self._silence:
             yield f"the run's files do not arrive here: {problem}; tfcluster keeps trying"
         self._problem = problem
-
-    def about(self, state: JobState | None, silence: str, *, was_started: bool) -> Iterator[str]:
         if silence != self._silence:
             self._silence = silence
-            if silence and not self._problem:
+            if silence and not problem:
                 yield f"{silence}; tfcluster keeps asking"
         if state is None:
             return
@@ -236,30 +234,30 @@ class _News:
         return abs(starts_at - self._starts_at) >= _SAME_ESTIMATE_S
 
 
-def _correct(paths: RunPaths, found: RunSnapshot, state: JobState) -> RunSnapshot:
+def _correct(paths: RunPaths, recorded: RunSnapshot, state: JobState) -> RunSnapshot:
     """Return what the folder says, corrected by the state of the job."""
     if state.phase is JobPhase.OVER or state.end is not None:
-        return _conclude(paths, found, state)
+        return _conclude(paths, recorded, state)
     if state.phase is JobPhase.QUEUED:
         waits_for = f"nodes: {format_wait(state, time.time())}"
-        return replace(found, status=Status.QUEUED, waits_for=waits_for)
+        return replace(recorded, status=Status.QUEUED, waits_for=waits_for)
     if state.phase is JobPhase.SUSPENDED:
         waits_for = "the scheduler, which has suspended its job"
-        return replace(found, status=Status.SUSPENDED, waits_for=waits_for)
-    if found.status is Status.QUEUED and state.phase is JobPhase.RUNNING:
-        return replace(found, waits_for="its coordinator, which is starting")
-    if _follow(paths, found) is None:
-        return _correct_silent(paths, found, state)
-    return found
+        return replace(recorded, status=Status.SUSPENDED, waits_for=waits_for)
+    if recorded.status is Status.QUEUED and state.phase is JobPhase.RUNNING:
+        return replace(recorded, waits_for="its coordinator, which is starting")
+    if _follow(paths, recorded) is None:
+        return _correct_silent(paths, recorded, state)
+    return recorded
 
 
-def _correct_silent(paths: RunPaths, found: RunSnapshot, state: JobState) -> RunSnapshot:
+def _correct_silent(paths: RunPaths, recorded: RunSnapshot, state: JobState) -> RunSnapshot:
     """Return the state of a run whose job runs; have the job start again if its node is lost."""
-    shown = registry.correct_silent(paths, found)
-    is_orphan = shown is not found and state.phase is JobPhase.RUNNING
-    if is_orphan and (job := jobs.of_run(found)) is not None:
+    shown = registry.correct_silent(paths, recorded)
+    is_orphan = shown is not recorded and state.phase is JobPhase.RUNNING
+    if is_orphan and (job := jobs.of_run(recorded)) is not None:
         with contextlib.suppress(SilentError, SetupError):
-            job.its.restart_orphaned(job.id, cluster=job.cluster)
+            job.scheduler.restart_orphaned(job.id, cluster=job.cluster)
     return shown
 
 
@@ -273,52 +271,56 @@ def format_wait(state: JobState, now: float) -> str:
     return f"{reason}, starts about {time.strftime(form, time.localtime(state.starts_at))}"
 
 
-def _conclude(paths: RunPaths, found: RunSnapshot, state: JobState) -> RunSnapshot:
+def _conclude(paths: RunPaths, run: RunSnapshot, state: JobState) -> RunSnapshot:
     """Record the end of a run whose job is over or can never start, unless that has been done."""
     from tfcluster.rundir.events import RunFinished  # `ps` does not need them
     from tfcluster.rundir.run_writer import RunWriter
 
-    job = jobs.of_run(found)
+    job = jobs.of_run(run)
     assert job is not None
     try:
-        end = state.end or job.its.explain_end(job.id, cluster=job.cluster, patience_s=PATIENCE_S)
+        end = state.end or job.scheduler.explain_end(
+            job.id, cluster=job.cluster, patience_s=PATIENCE_S
+        )
         if paths.is_copy and end is not state.end and end.exit_code is None:
             end = JobEnd(_ENDED_ELSEWHERE, status=end.status)
     except (SilentError, SetupError):
-        return found
+        return run
     try:
         with recording_alone(paths):
-            found = registry.load(paths)
-            if found.status.is_final:
-                return found
+            run = registry.load(paths)
+            if run.status.is_final:
+                return run
             fix = end.fix
-            if found.checkpoints:
+            if run.checkpoints:
                 fix = f"go on from its newest checkpoint: tfcluster up --resume {paths.run_id}"
-            was_at_work = found.attempt and found.status is not Status.QUEUED
+            was_at_work = run.attempt and run.status is not Status.QUEUED
             if end.exit_code is None and was_at_work and _gathers(paths):
-                found.missed = end.reason  # its coordinator has gathered nothing more
-            at = max(state.ended_at or time.time(), found.started_at) - found.clock_ahead_s
-            writer = RunWriter(found, paths, clock=lambda: at)
+                run.missed = end.reason  # its coordinator has gathered nothing more
+            at = max(state.ended_at or time.time(), run.started_at) - run.clock_ahead_s
+            writer = RunWriter(run, paths, clock=lambda: at)
             writer.record(
                 RunFinished(
                     status=end.status,
-                    exit_code=_exit_code(end),
+                    exit_code=end.exit_code
+                    if end.exit_code is not None
+                    else _EXIT_CODES.get(end.status, NodeLostError.exit_code),
                     reason=_reason(end, paths),
                     hint=fix or None,
                 )
             )
             writer.close()
     except (OSError, DamagedRunError):  # the folder was deleted
-        return replace(found, status=end.status, reason=end.reason, waits_for=None)
+        return replace(run, status=end.status, reason=end.reason, waits_for=None)
     if paths.is_copy:  # the machine that has started it removes it
-        return found
+        return run
     if state.end is not None:
         with contextlib.suppress(SilentError, SetupError):  # `ps` lists what is left of it
-            job.its.stop(job.id, cluster=job.cluster, now=True)
+            job.scheduler.stop(job.id, cluster=job.cluster, now=True)
             past_runs.forget(paths.run_id)
     elif _followings.get(paths) is None:  # else the cluster may keep what was not copied
         past_runs.forget(paths.run_id)
-    return found
+    return run
 
 
 @contextlib.contextmanager
@@ -329,12 +331,6 @@ def recording_alone(paths: RunPaths) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX)
         os.listdir(paths.root)  # NFS: what was replaced on another machine is seen now
         yield
-
-
-def _exit_code(end: JobEnd) -> int:
-    if end.exit_code is not None:
-        return end.exit_code
-    return _EXIT_CODES.get(end.status, NodeLostError.exit_code)
 
 
 def _reason(end: JobEnd, paths: RunPaths) -> str | None:
@@ -367,10 +363,10 @@ def load(paths: RunPaths) -> RunSnapshot:
 
 def list_runs(home_dir: Path | None = None) -> RunListing:
     """Read the states of all runs as `registry.list_runs` does, each scheduler asked once."""
-    found = registry.list_runs(home_dir)
-    judged = _judge_all(found.runs)
-    found.runs[:] = [(paths, judged.get(paths, snapshot)) for paths, snapshot in found.runs]
-    return found
+    listing = registry.list_runs(home_dir)
+    judged = _judge_all(listing.runs)
+    listing.runs[:] = [(paths, judged.get(paths, snapshot)) for paths, snapshot in listing.runs]
+    return listing
 
 
 def _judge_all(runs: Sequence[tuple[RunPaths, RunSnapshot]]) -> dict[RunPaths, RunSnapshot]:
@@ -392,13 +388,13 @@ def _judge_all(runs: Sequence[tuple[RunPaths, RunSnapshot]]) -> dict[RunPaths, R
         (_late.discard if is_current else _late.add)(paths.run_id)
     for scheduler in schedulers.values():
         scheduler.ask()
-    found = ((paths, file.read_without_asking()) for paths, file in files.items())
-    return {paths: state for paths, state in found if state is not None}
+    states = ((paths, file.read_without_asking()) for paths, file in files.items())
+    return {paths: state for paths, state in states if state is not None}
 
 
 def silences() -> list[str]:
     """Return a sentence for each scheduler that did not answer, and each run that is behind."""
-    silent = [one.silence for one in _schedulers.values() if one.silence]
+    silent = [scheduler.silence for scheduler in _schedulers.values() if scheduler.silence]
     late = join_first(sorted(_late), _MAX_NAMED)
     behind = f"what is shown of {late} may be old: the cluster has not sent the rest in time"
     return [*silent, *([behind] if _late else [])]
@@ -419,7 +415,7 @@ def stacks(paths: RunPaths, tasks: Sequence[str]) -> dict[str, Any]:
     assert job is not None
     request = json.dumps(control.stacks_request(tasks))
     try:
-        reply = job.its.ask_coordinator(paths, job.id, request, cluster=job.cluster)
+        reply = job.scheduler.ask_coordinator(paths, job.id, request, cluster=job.cluster)
         return dict(control.answer_of(foreign_json.parse_json_object(reply.encode())))
     except (SilentError, ValueError) as error:
         fix = "try again once the scheduler answers"
@@ -459,7 +455,7 @@ def stop(paths: RunPaths, *, now: bool) -> None:
     job = jobs.of_run(snapshot)
     assert job is not None
     try:
-        if (here := job.its.cluster(job.cluster, patience_s=PATIENCE_S)) != job.cluster:
+        if (here := job.scheduler.cluster(job.cluster, patience_s=PATIENCE_S)) != job.cluster:
             raise NodeLostError(
                 f"the job of {snapshot.run} is in the cluster {job.cluster}, this machine in"
                 f" {here}",
@@ -467,7 +463,7 @@ def stop(paths: RunPaths, *, now: bool) -> None:
             )
         stops_tasks = snapshot.status is Status.STOPPING and snapshot.gathering is None
         with _cancelling(paths):
-            job.its.stop(job.id, cluster=job.cluster, now=now or stops_tasks)
+            job.scheduler.stop(job.id, cluster=job.cluster, now=now or stops_tasks)
     except SilentError as error:
         fix = "try again once the scheduler answers"
         raise NodeLostError(f"{snapshot.run} cannot be stopped: {error}", fix=fix) from error

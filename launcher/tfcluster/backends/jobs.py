@@ -256,16 +256,15 @@ class OwnJob:
     """The number of times that the scheduler has started it again."""
 
     @property
-    def its(self) -> Jobs:
-        found = of_backend(self.backend)
-        assert found is not None
-        return found
+    def scheduler(self) -> Jobs:
+        scheduler = of_backend(self.backend)
+        assert scheduler is not None
+        return scheduler
 
     async def can_come_back(self) -> bool:
         """Return whether the job may go back into the queue, as far as the scheduler says."""
-
         try:
-            return await _soon(self.its.can_come_back, self.id)
+            return await _soon(self.scheduler.can_come_back, self.id)
         except SetupError:
             return False
 
@@ -274,11 +273,11 @@ class OwnJob:
 
         After a `signal` the scheduler's own records may be a moment late.
         """
-        ending = partial(self.its.ending, restarts=self.restarts, signal=signal)
+        ending = partial(self.scheduler.ending, restarts=self.restarts, signal=signal)
         for wait_s in _SAYS_LATER_S if signal is not None else (0.0,):
             with contextlib.suppress(SetupError):
-                if (found := await _soon(ending, self.id, after_s=wait_s)) is not None:
-                    return found
+                if (reason := await _soon(ending, self.id, after_s=wait_s)) is not None:
+                    return reason
         return None
 
 
@@ -291,10 +290,8 @@ async def _soon(ask: Callable[[str], T], job: str, *, after_s: float = 0.0) -> T
 
 def own(backend: str, environ: Mapping[str, str] = os.environ) -> OwnJob | None:
     """Return the job that this process runs in, if it is one of `backend`."""
-    is_allocated = kinds.get(backend).is_allocated(environ)
-    if not is_allocated or (its := of_backend(backend)) is None:
-        return None
-    return OwnJob(backend, *its.own(environ))
+    scheduler = of_backend(backend) if kinds.get(backend).is_allocated(environ) else None
+    return None if scheduler is None else OwnJob(backend, *scheduler.own(environ))
 
 
 def submission_of(plan: Plan, runtime: Runtime, folder: Path) -> Submission:
@@ -324,7 +321,7 @@ def of_backend(backend: str) -> Jobs | None:
 class RunJob:
     """The job of a run, and who can be asked about it."""
 
-    its: Jobs
+    scheduler: Jobs
     id: str
     cluster: str
 
@@ -332,5 +329,5 @@ class RunJob:
 def of_run(state: RunSnapshot) -> RunJob | None:
     """Return the run's job; None for a run without one, or of an unknown scheduler."""
     job = state.job or {}
-    its = of_backend(job["backend"]) if job else None
-    return None if its is None else RunJob(its, job["id"], job.get("cluster", ""))
+    scheduler = of_backend(job["backend"]) if job else None
+    return None if scheduler is None else RunJob(scheduler, job["id"], job.get("cluster", ""))

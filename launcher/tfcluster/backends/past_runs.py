@@ -156,31 +156,31 @@ def find_leftovers(*, excluded: Collection[str] = (), patience_s: float = PATIEN
         is_left = run_id not in excluded and is_orphan(coordinator)
         if is_left and not is_live_job(RunPaths.of(run_id).root):
             noted.setdefault(place, []).append(run_id)
-    found = Found()
+    answers = Found()
     for place, runs in noted.items():
-        _ask(place, None, runs, found, patience_s)
-    return found
+        _ask(place, None, runs, answers, patience_s)
+    return answers
 
 
 def find_leftovers_of(run_id: str, *, patience_s: float = PATIENCE_S) -> Found:
     """Return the leftovers of one finished run, at the endpoint it used."""
-    found = Found()
+    answers = Found()
     for noted, place, _ in _notes():
         if noted == run_id:
-            _ask(place, run_id, [run_id], found, patience_s)
-    return found
+            _ask(place, run_id, [run_id], answers, patience_s)
+    return answers
 
 
 def _ask(
-    place: Place, run_id: str | None, noted: Collection[str], found: Found, patience_s: float
+    place: Place, run_id: str | None, noted: Collection[str], answers: Found, patience_s: float
 ) -> None:
-    """Add a backend's answer to `found`, and forget those of the `noted` runs that left nothing."""
+    """Add a backend's answer to `answers`, and forget the `noted` runs that left nothing."""
     try:
         left = place.finder.find(place.endpoint, run_id, patience_s=patience_s)
     except SilentError as error:
-        found.silent.append(Silent(place, error, tuple(noted)))
+        answers.silent.append(Silent(place, error, tuple(noted)))
         return
-    found.leftovers.extend(Leftovers(run, place, tuple(names)) for run, names in left.items())
+    answers.leftovers.extend(Leftovers(run, place, tuple(names)) for run, names in left.items())
     for run in set(noted).difference(left):
         forget(run)
 
@@ -205,7 +205,7 @@ def forget_removed(run_id: str) -> list[str]:
     silent = find_leftovers_of(run_id).silent
     if silent:
         forget(run_id)
-    return [str(one) for one in silent]
+    return list(map(str, silent))
 
 
 def is_noted(run_id: str) -> bool:

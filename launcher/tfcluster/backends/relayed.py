@@ -181,11 +181,11 @@ def explain(
     program behind it, wrote to stderr. `logs_in`: the transport goes through a login shell.
     """
     text = shorten_tracebacks(stderr)
-    if text and (code in _SELF_EXPLAINING or any(one in stderr for one in _PYTHON_MESSAGES)):
+    if text and (code in _SELF_EXPLAINING or any(text in stderr for text in _PYTHON_MESSAGES)):
         return Unreached(text, _FAULTS.get(code or 0))
     if isinstance(error, TimeoutError):
-        why = f"no answer for {SILENCE_S:.0f} s"
-        why += ": does its login hang?" if logs_in else "."
+        reason = f"no answer for {SILENCE_S:.0f} s"
+        reason += ": does its login hang?" if logs_in else "."
     elif not logs_in:
         # What a container or a prolog has printed before is no reason.
         if code is None or not isinstance(error, EOFError):
@@ -193,7 +193,7 @@ def explain(
         printed = f"; its output: {error}" if str(error) else ""
         return Unreached(text or f"it ended with exit code {code}{printed}")
     elif isinstance(error, EOFError | ConnectionResetError) and code is not None:
-        why = (
+        reason = (
             f"its login ended with exit code {code} before tfcluster's code ran:"
             " does a .bashrc or .profile end the shell?"
         )
@@ -201,8 +201,8 @@ def explain(
         return Unreached(text or str(error) or type(error).__name__)
     output = "\n".join(filter(None, (text, str(error) if isinstance(error, EOFError) else "")))
     if output:
-        why += f" Its output: {output}"
-    return Unreached(why, DialFault.LOGIN if logs_in else None)
+        reason += f" Its output: {output}"
+    return Unreached(reason, DialFault.LOGIN if logs_in else None)
 
 
 def shorten_tracebacks(stderr: str) -> str:
@@ -229,20 +229,6 @@ class AgentContainer(Protocol):
         """End it; return whether it is certain that no process in it is alive."""
 
 
-class TransportWords:
-    """The meaning of what a transport writes to stderr."""
-
-    @classmethod
-    def clean(cls, line: str) -> str:
-        """Return what to show of a line; empty for nothing."""
-        return line.rstrip()
-
-    @classmethod
-    def proves_end(cls, stderr: str) -> bool:
-        """Return whether a failed dial proves that nothing of the run can live on the node."""
-        return False
-
-
 class Transport(AgentHandle):
     """A command that leads to an agent; each dial starts a new process and ends the one before."""
 
@@ -253,12 +239,12 @@ class Transport(AgentHandle):
         built: bundle.Bundle,
         *,
         place: AgentContainer | None = None,
-        words: type[TransportWords] | None = None,
+        nodes: type[RelayedNodes] | None = None,
     ) -> None:
-        """Create a transport. `place`: the container made for the agent."""
+        """Create a transport. `place`: the container made for the agent; `nodes`: its backend."""
         self._is_tied = isinstance(order, AgentConfig) and order.is_tied
         self._logs_in = place is None and not self._is_tied
-        self._place, self._words = place, words or TransportWords
+        self._place, self._nodes = place, nodes or RelayedNodes
         self._argv, self._order, self._bundle = argv, order, built
         self._process: asyncio.subprocess.Process | None = None
         self._stderr_lines: deque[str] = deque(maxlen=_KEPT_LINES)
@@ -330,9 +316,9 @@ class Transport(AgentHandle):
         with contextlib.closing(pipe):
             while data := await reader.read(4096):
                 *lines, rest = (rest + data.decode(errors="replace")).split("\n")
-                self._stderr_lines.extend(self._words.clean(line)[:_LONGEST_LINE] for line in lines)
+                self._stderr_lines.extend(self._nodes.clean(line)[:_LONGEST_LINE] for line in lines)
                 rest = rest[-_LONGEST_LINE:]
-        self._stderr_lines.append(self._words.clean(rest))
+        self._stderr_lines.append(self._nodes.clean(rest))
 
     def note_agent(self, identity: Mapping[str, Any] | None) -> None:
         """Note that the agent has answered: later dials join it and never start another one."""
@@ -355,7 +341,7 @@ class Transport(AgentHandle):
     async def has_gone(self) -> bool:
         """Return whether the last dial has proved that agent and guard ended (`agent.fencing`)."""
         code, stderr = await self._exit_code(), self.last_words()
-        has_ended = code == relay.AGENT_GONE or self._words.proves_end(stderr)
+        has_ended = code == relay.AGENT_GONE or self._nodes.proves_end(stderr)
         if self._place is not None and not has_ended:
             has_ended = await self._place.has_ended(stderr)
         self._agent_has_ended = has_ended
@@ -433,15 +419,14 @@ async def connect(
     config: AgentConfig,
     *,
     place: AgentContainer | None = None,
-    words: type[TransportWords] | None = None,
+    nodes: type[RelayedNodes] | None = None,
 ) -> AgentLink:
     """Connect to the agent with this `config`, which is started if it does not run.
 
-    `argv`: the transport. `place`: the container made for the agent. Raises Unreached with the
-    transport's stderr.
+    `argv`, `place` and `nodes`: see `Transport`. Raises Unreached with the transport's stderr.
     """
     built = await asyncio.to_thread(bundle.build)
-    transport = Transport(argv, config, built, place=place, words=words)
+    transport = Transport(argv, config, built, place=place, nodes=nodes)
     hello = Hello(run_id=config.run_id, node=config.node, token=config.token, stream_logs=True)
     link = AgentLink(transport.dial, hello, transport, lease_s=config.lease_s)
     try:
@@ -457,7 +442,7 @@ async def connect(
     return link
 
 
-class RelayedNodes(TransportWords, Nodes):
+class RelayedNodes(Nodes):
     """Nodes that exist without the run, with agents that outlive a lost connection.
 
     A backend of this kind says only which command leads to a node.
@@ -478,6 +463,16 @@ class RelayedNodes(TransportWords, Nodes):
         return config
 
     @classmethod
+    def clean(cls, line: str) -> str:
+        """Return what to show of a line of the command's stderr; empty for nothing."""
+        return line.rstrip()
+
+    @classmethod
+    def proves_end(cls, stderr: str) -> bool:
+        """Return whether a failed dial proves that nothing of the run can live on the node."""
+        return False
+
+    @classmethod
     def fix(cls, node: NodePlan, error: Unreached) -> str:
         """Return what to do where the command, or a program behind it, did not lead to an agent."""
         return ""
@@ -492,7 +487,7 @@ class RelayedNodes(TransportWords, Nodes):
         )
         with self._naming(node):
             argv, config = self.argv(node), self.configure(node, config)
-            link = await connect(argv, config, words=type(self))
+            link = await connect(argv, config, nodes=type(self))
         self._agents[node.name] = link.welcome.identity
         return link
 

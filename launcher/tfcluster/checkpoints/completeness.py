@@ -170,12 +170,12 @@ def find(now: Iterable[Entry], before: Iterable[Entry] | None) -> tuple[Checkpoi
     listing = {entry.path: entry for entry in now}
     busy = {m["prefix"] for path in listing if (m := _BEING_WRITTEN.match(path))}
     files = {p: e for p, e in listing.items() if p[-1:] != "/" and not _TEMPORARY.search(p)}
-    found = [c for c in _candidates(files) if not (c.kind in _PREFIXED and c.path in busy)]
+    complete = [c for c in _candidates(files) if not (c.kind in _PREFIXED and c.path in busy)]
     if before is not None:
         earlier = set(before)
-        found = [c for c in found if c.kind is Kind.BACKUP or earlier.issuperset(c.files)]
-    found.sort(key=lambda checkpoint: checkpoint.path)
-    return tuple(oldest_first(found, lambda c: c.age(step=c.step, saved_ns=c.saved_ns)))
+        complete = [c for c in complete if c.kind is Kind.BACKUP or earlier.issuperset(c.files)]
+    complete.sort(key=lambda checkpoint: checkpoint.path)
+    return tuple(oldest_first(complete, lambda c: c.age(step=c.step, saved_ns=c.saved_ns)))
 
 
 def oldest_first(items: Iterable[T], age: Callable[[T], Age]) -> list[T]:
@@ -187,17 +187,17 @@ def oldest_first(items: Iterable[T], age: Callable[[T], Age]) -> list[T]:
     """
     aged = [(age(item), item) for item in items]
     series: dict[str, list[tuple[Age, T]]] = defaultdict(list)
-    for one in aged:
-        series[one[0].series].append(one)
+    for pair in aged:
+        series[pair[0].series].append(pair)
     timed = list[tuple[int, T]]()
     for members in series.values():
-        has_steps = all(found.step is not None for found, _ in members)
-        members.sort(key=lambda one: _place_in_series(one[0], has_steps=has_steps))
+        has_steps = all(member_age.step is not None for member_age, _ in members)
+        members.sort(key=lambda pair: _place_in_series(pair[0], has_steps=has_steps))
         saved_ns = 0
-        for found, item in members:
-            saved_ns = max(saved_ns, found.saved_ns)
+        for member_age, item in members:
+            saved_ns = max(saved_ns, member_age.saved_ns)
             timed.append((saved_ns, item))
-    timed.sort(key=lambda one: one[0])  # stable, so that each series stays in order
+    timed.sort(key=lambda pair: pair[0])  # stable, so that each series stays in order
     return [item for _, item in timed]
 
 
@@ -211,7 +211,7 @@ def number_in_name(name: str, *, is_folder: bool = False) -> int | None:
 
     12 of ``ckpt-12``, 300 of ``model.ckpt-300``, 3 of ``weights.03-0.41.weights.h5``.
     """
-    numbers = [found for found in _NUMBER.findall(name) if "." not in found]
+    numbers = [text for text in _NUMBER.findall(name) if "." not in text]
     number = int(numbers[-1]) if numbers else None
     return None if is_folder and number is not None and number >= _FIRST_UNIX_TIME else number
 
@@ -234,10 +234,10 @@ def _shards_by_prefix(files: Iterable[Entry]) -> Shards:
 def _whole_prefix(prefix: str, files: Mapping[str, Entry], shards: Shards) -> tuple[Entry, ...]:
     """Return all data shards of one M and then the index; () if one of them is missing."""
     index = files.get(f"{prefix}.index")
-    whole = [found for count, found in shards.get(prefix, {}).items() if len(found) == count]
+    whole = [entries for count, entries in shards.get(prefix, {}).items() if len(entries) == count]
     if index is None or index.size == 0 or not whole:
         return ()
-    newest = max(whole, key=lambda found: max(entry.mtime_ns for entry in found))
+    newest = max(whole, key=lambda entries: max(entry.mtime_ns for entry in entries))
     return (*sorted(newest, key=lambda entry: entry.path), index)
 
 

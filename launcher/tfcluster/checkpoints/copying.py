@@ -100,10 +100,10 @@ def copy_gathered(
     except OSError as error:
         raise DamagedError(f"{source.name}: {reason_of(error)}") from error
     with reader:
-        found, copied = _write_copy(reader, target, entry, stopped)
-    if copied != entry.size or digest not in (None, found):
+        copied_digest, copied = _write_copy(reader, target, entry, stopped)
+    if copied != entry.size or digest not in (None, copied_digest):
         raise DamagedError(f"{source.name}: {NOT_AS_GATHERED}")
-    _check_copy(target, found, entry, stopped)
+    _check_copy(target, copied_digest, entry, stopped)
 
 
 def partial_of(target: Path) -> Path:
@@ -125,10 +125,10 @@ def replacing(target: Path) -> Iterator[Path]:
 
 def replace_verified(
     source: Path, target: Path, expected: Entry, *, stopped: Stopped = never
-) -> None:
+) -> str:
     """Copy like `copy_verified`, but replace `target` atomically."""
     with replacing(target) as partial:
-        copy_verified(source, partial, expected, stopped=stopped)
+        return copy_verified(source, partial, expected, stopped=stopped)
 
 
 def sha512(path: Path, *, stopped: Stopped = never) -> str:
@@ -163,12 +163,10 @@ def sync_folder(folder: Path) -> None:
 
 def write_atomically(path: Path, text: str) -> None:
     """Replace the contents of `path` by `text`; a reader sees the old or the new, never a part."""
-    partial = path.with_name(f"{PARTIAL}{path.name}-{os.getpid()}")
-    with partial.open("w", encoding="utf-8") as writer:
+    with replacing(path) as partial, partial.open("w", encoding="utf-8") as writer:
         writer.write(text)
         writer.flush()
         os.fsync(writer.fileno())
-    partial.replace(path)
     sync_folder(path.parent)
 
 
@@ -253,13 +251,13 @@ def scan(
     missing directory is empty. Agents list folders of other machines in the same way. Raises
     OSError, also if there are more than `most` entries, and CancelledError.
     """
-    found = []
+    entries = []
     names = walk(str(directory), "", partial(raise_if_cancelled, stopped), enters)
     for number, (path, size, mtime_ns) in enumerate(names, 1):
         if most is not None and number > most:
             raise OSError(budgets.too_many_files(str(directory), most))
-        found.append(Entry(path, size, mtime_ns))
-    return tuple(found)
+        entries.append(Entry(path, size, mtime_ns))
+    return tuple(entries)
 
 
 class Source(Protocol):
@@ -295,16 +293,15 @@ class LocalSource:
         return scan(self.folder, most=self.most, enters=self.enters, stopped=stopped)
 
     def copy(self, entry: Entry, target: Path, *, stopped: Stopped = never) -> str:
-        with replacing(target) as partial:
-            return copy_verified(self.folder / entry.path, partial, entry, stopped=stopped)
+        return replace_verified(self.folder / entry.path, target, entry, stopped=stopped)
 
     def check(self, entries: Sequence[Entry], *, stopped: Stopped = never) -> None:
         for entry in entries:
             try:
-                found = (self.folder / entry.path).lstat()
+                status = (self.folder / entry.path).lstat()
             except OSError as error:
                 raise SourceChangedError(f"{entry.path}: {reason_of(error)}") from error
-            if (found.st_size, found.st_mtime_ns) != (entry.size, entry.mtime_ns):
+            if (status.st_size, status.st_mtime_ns) != (entry.size, entry.mtime_ns):
                 raise SourceChangedError(f"{entry.path}: changed while its checkpoint was copied")
 
 

@@ -137,7 +137,7 @@ class Gatherer:
         if self._left:
             return any(map(self._is_newest, self._left))
         saved = [report.step for report in self._reported.values()]
-        held = [one.step for one in self.store.held if one.step is not None]
+        held = [gathered.step for gathered in self.store.held if gathered.step is not None]
         if None in saved or not held:
             return bool(saved)
         return any(step > max(held) for step in saved if step is not None)
@@ -145,7 +145,7 @@ class Gatherer:
     def _is_newest(self, checkpoint: Checkpoint) -> bool:
         """Return whether a checkpoint at the source is newer than all of its series here."""
         step, _ = _reported_of(checkpoint, self._reported)
-        ages = [one.age for one in self.store.held if one.checkpoint.series == checkpoint.series]
+        ages = [held.age for held in self.store.held if held.checkpoint.series == checkpoint.series]
         age = self.store.ages_of({checkpoint: step})[checkpoint]
         return oldest_first([*ages, age], lambda each: each)[-1] is age
 
@@ -208,7 +208,7 @@ class Gatherer:
     def _copy_new(
         self,
         listing: Sequence[Entry],
-        found: Sequence[Checkpoint],
+        complete: Sequence[Checkpoint],
         reported: Mapping[str, ReportedSave],
         source: Source,
     ) -> list[Gathered]:
@@ -217,54 +217,52 @@ class Gatherer:
         `reported`: the reports made before `listing`, so that none is about a newer save.
         """
         self._note_unreadable(listing)
-        gathered, worth = (
-            self._correct_steps(listing, reported),
-            self._worth_copying(found, reported),
-        )
+        gathered = self._correct_steps(listing, reported)
+        worth = self._worth_copying(complete, reported)
         self._done_bytes, self._all_bytes = 0, sum(checkpoint.bytes for checkpoint in worth)
         self._left = []
         for checkpoint in worth:
             if self._cancelled.is_set():
                 self._left.append(checkpoint)
-            elif one := self._copy(checkpoint, reported, source):
-                gathered.append(one)
+            elif copied := self._copy(checkpoint, reported, source):
+                gathered.append(copied)
             self._done_bytes += checkpoint.bytes
         self._remember_backups(listing)
         return [held for held in self.store.held if held in gathered]
 
     def _worth_copying(
-        self, found: Sequence[Checkpoint], reported: Mapping[str, ReportedSave]
+        self, complete: Sequence[Checkpoint], reported: Mapping[str, ReportedSave]
     ) -> list[Checkpoint]:
         """Return new checkpoints that the store would keep, newest first: jobs delete old ones."""
         ages = {held.checkpoint: held.age for held in self.store.held}
-        new = {one: _reported_of(one, reported)[0] for one in found if one not in ages}
+        new = {c: _reported_of(c, reported)[0] for c in complete if c not in ages}
         ages |= self.store.ages_of(new)
         series: dict[str, list[Checkpoint]] = defaultdict(list)
-        for one in (ordered := oldest_first(ages, ages.__getitem__)):
-            series[ages[one].series].append(one)
+        for checkpoint in (ordered := oldest_first(ages, ages.__getitem__)):
+            series[ages[checkpoint].series].append(checkpoint)
         worth = set[Checkpoint]()
         for members in series.values():
             keep = 1 if members[0].kind is Kind.BACKUP else self.store.keep
             worth.update(worth_keeping(members, ages.__getitem__, keep))
         worth.intersection_update(new)
-        worth = {one for one in worth if self._failed.get(one, 0.0) <= self._clock()}
-        return self._limit_names([one for one in reversed(ordered) if one in worth])
+        worth = {c for c in worth if self._failed.get(c, 0.0) <= self._clock()}
+        return self._limit_names([c for c in reversed(ordered) if c in worth])
 
     def _limit_names(self, new: Sequence[Checkpoint]) -> list[Checkpoint]:
         """Drop checkpoints with new names once the store is full.
 
         Otherwise a job that gives each save a name of its own would fill the disk.
         """
-        held = {one.checkpoint.series for one in self.store.held}
+        held = {gathered.checkpoint.series for gathered in self.store.held}
         room = max(0, budgets.CHECKPOINTS - len(self.store.held))
-        new_names = [one for one in new if one.series not in held]
+        new_names = [checkpoint for checkpoint in new if checkpoint.series not in held]
         if len(new_names) > room:
             self._note(
                 f"{self._source.folder} holds checkpoints of more than {budgets.CHECKPOINTS} names:"
                 " those with other names are not gathered"
             )
         left_out = {*new_names[room:]}
-        return [one for one in new if one not in left_out]
+        return [checkpoint for checkpoint in new if checkpoint not in left_out]
 
     def _correct_steps(
         self, listing: Sequence[Entry], reported: Mapping[str, ReportedSave]
@@ -332,16 +330,16 @@ class Gatherer:
 
 def _read_saves(path: Path | None) -> dict[str, ReportedSave]:
     """Return path → the last save of each path that an earlier gatherer has noted."""
-    found: dict[str, ReportedSave] = {}
+    saves: dict[str, ReportedSave] = {}
     if path is None:
-        return found
+        return saves
     with contextlib.suppress(OSError), path.open(encoding="utf-8", errors="replace") as file:
         for line in file:
             with contextlib.suppress(ValueError, TypeError, KeyError):  # cut by a full disk
                 row = foreign_json.parse_json_object(line)
                 saved_path = row.pop("path")
-                found[saved_path] = ReportedSave(**row)
-    return found
+                saves[saved_path] = ReportedSave(**row)
+    return saves
 
 
 def _reported_of(

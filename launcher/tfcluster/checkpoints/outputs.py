@@ -90,9 +90,9 @@ def gather_outputs(
     else:
         source = place
     entries = {entry.path: entry for entry in source.scan(stopped=stopped)}
-    found = matching(entries.values(), globs)
-    copied, notes = list[str](), list(found.notes)
-    for path in found.files:
+    matched = matching(entries.values(), globs)
+    copied, notes = list[str](), list(matched.notes)
+    for path in matched.files:
         try:
             source.copy(entries[path], destination / path, stopped=stopped)
             copied.append(path)
@@ -109,10 +109,10 @@ def describe_damage(
     The task that wrote it may have been killed meanwhile, or another task wrote it, too. Raises
     CancelledError and OSError.
     """
-    found = ((path, find_output_damage(destination / path, stopped=stopped)) for path in copied)
+    damages = ((path, find_output_damage(destination / path, stopped=stopped)) for path in copied)
     return tuple(
         f"checkpoints.outputs: {path} was copied, but is damaged: {damage}"
-        for path, damage in found
+        for path, damage in damages
         if damage
     )
 
@@ -128,10 +128,10 @@ def matching(entries: Iterable[Entry], globs: Sequence[str]) -> Outputs:
             unreadable.append(entry.path.rstrip("/"))
     for pattern in globs:
         regex, parts = re.compile(_as_regex(pattern)), pattern.rstrip("/").split("/")
-        found = [path for path in known if regex.match(path)]
-        if not found:
+        matched = [path for path in known if regex.match(path)]
+        if not matched:
             notes.append(f"checkpoints.outputs: nothing matches {pattern}")
-        files.update(found)
+        files.update(matched)
         notes += (
             f"checkpoints.outputs: {path} cannot be read: nothing in it was copied"
             for path in unreadable
@@ -169,21 +169,20 @@ def _visible_files(workdir: Path, home: Path | None) -> list[str] | None:
     Hidden files and those behind a link to a folder are left out. A start waits for this, so it
     reads no more than names.
     """
-    found: list[str] = []
+    files: list[str] = []
     folders = [""]
-    while folders and len(found) <= _MOST_FILES:
+    while folders and len(files) <= _MOST_FILES:
         inside = folders.pop()
-        entries = [
-            one for one in _entries(f"{workdir}/{inside}") if not _IGNORED_NAMES.fullmatch(one.name)
-        ]
-        if inside and any(one.name == "pyvenv.cfg" for one in entries):
+        listed = _entries(f"{workdir}/{inside}")
+        entries = [entry for entry in listed if not _IGNORED_NAMES.fullmatch(entry.name)]
+        if inside and any(entry.name == "pyvenv.cfg" for entry in entries):
             continue  # a virtual environment
-        for one in entries:
-            if not _leads_to_a_folder(one):
-                found.append(inside + one.name)
-            elif not one.is_symlink() and one.path != str(home):
-                folders.append(f"{inside}{one.name}/")
-    return None if len(found) > _MOST_FILES else found
+        for entry in entries:
+            if not _leads_to_a_folder(entry):
+                files.append(inside + entry.name)
+            elif not entry.is_symlink() and entry.path != str(home):
+                folders.append(f"{inside}{entry.name}/")
+    return None if len(files) > _MOST_FILES else files
 
 
 def _entries(folder: str) -> list[os.DirEntry[str]]:

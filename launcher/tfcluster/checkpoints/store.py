@@ -1,7 +1,8 @@
 """The store of gathered checkpoints in a run folder: complete, verified, and safe from the chief.
 
-`Store` writes it, `open_for_reading` reads it, `deliver` copies from it, `load_hint` shows how to
-load a checkpoint. Its layout, which may be moved as a whole::
+`Store` writes it, `open_for_reading` reads it, `deliver` copies from it, `fill` puts back the state
+that an attempt starts from, `load_hint` shows how to load a checkpoint. Its layout, which may be
+moved as a whole::
 
     checkpoint                     text proto: tf.train.latest_checkpoint(root) works
     ckpt-12/                       one folder per gathered checkpoint, renamed into place
@@ -15,11 +16,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import shutil
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from posixpath import basename
@@ -28,7 +30,15 @@ from typing import Any, TypeVar
 from tfcluster.agent import foreign_json
 from tfcluster.agent.error_text import reason_of
 from tfcluster.checkpoints import copying, file_formats
-from tfcluster.checkpoints.completeness import Age, Checkpoint, Entry, Kind, oldest_first
+from tfcluster.checkpoints.completeness import (
+    Age,
+    Checkpoint,
+    Entry,
+    Kind,
+    Newest,
+    find,
+    oldest_first,
+)
 from tfcluster.checkpoints.copying import (
     NOT_AS_GATHERED,
     PARTIAL,
@@ -197,8 +207,8 @@ class Store:
             path = held.checkpoint.path
             replaced[path] = max(replaced.get(path, 0), held.saved_ns + 1)
         return {
-            one: one.age(step=step, saved_ns=max(one.saved_ns, replaced.get(one.path, 0)))
-            for one, step in new.items()
+            c: c.age(step=step, saved_ns=max(c.saved_ns, replaced.get(c.path, 0)))
+            for c, step in new.items()
         }
 
     def set_aside_damaged(self, *, stopped: Stopped = never) -> list[Damaged]:
@@ -206,17 +216,17 @@ class Store:
 
         Raises CancelledError.
         """
-        found = [
-            Damaged(gathered.folder, why)
+        all_damaged = [
+            Damaged(gathered.folder, damage)
             for gathered in self.state()
-            if (why := gathered.find_damage(stopped=stopped))
+            if (damage := gathered.find_damage(stopped=stopped))
         ]
-        for damaged in found:
+        for damaged in all_damaged:
             self._held = [held for held in self._held if held.folder != damaged.folder]
             self._set_aside(damaged)
-        if found:
+        if all_damaged:
             self._write_checkpoint_file()
-        return found
+        return all_damaged
 
     def _set_aside(self, damaged: Damaged) -> None:
         """Keep a damaged checkpoint, for the user, where nothing restores it."""
@@ -323,9 +333,9 @@ class Store:
                 leftover.unlink(missing_ok=True)
         held, damaged = read(self.root)
         self._held = list(held)
-        for found in damaged:
-            if not found.is_set_aside:
-                self._set_aside(found)
+        for broken in damaged:
+            if not broken.is_set_aside:
+                self._set_aside(broken)
         self._write_checkpoint_file()
 
 
@@ -509,8 +519,66 @@ def _read_note(note: Path) -> Gathered:
 
 def _entries(rows: Sequence[Mapping[str, Any]]) -> tuple[Entry, ...]:
     """Parse the files of a note. Raises ValueError, KeyError, TypeError for invalid ones."""
-    found = tuple(Entry(row["path"], row["size"], row["mtime_ns"]) for row in rows)
-    for one in found:
-        if [type(one.path), type(one.size), type(one.mtime_ns)] != [str, int, int]:
-            raise ValueError(f"{one} is not a file")
-    return found
+    entries = tuple(Entry(row["path"], row["size"], row["mtime_ns"]) for row in rows)
+    for entry in entries:
+        if [type(entry.path), type(entry.size), type(entry.mtime_ns)] != [str, int, int]:
+            raise ValueError(f"{entry} is not a file")
+    return entries
+
+
+def newest_of(state: Iterable[Gathered]) -> Newest:
+    """Return the newest checkpoint with a known step, else the newest; a backup only if alone.
+
+    `state`: oldest first.
+    """
+    best = max(
+        reversed([*state]),
+        key=lambda g: (g.step is not None, g.kind is not Kind.BACKUP),
+        default=None,
+    )
+    return Newest(best.step, best.checkpoint.name) if best else Newest()
+
+
+def fill(folder: Path, state: Sequence[Gathered]) -> None:
+    """Copy `state` into `folder` under the chief's file names, with its ``checkpoint`` files."""
+    for gathered in state:
+        for entry in gathered.checkpoint.all_files:
+            gathered.copy(entry, folder / entry.path)
+    name_checkpoints(folder, state)
+
+
+def name_checkpoints(folder: Path, gathered: Iterable[Gathered]) -> None:
+    """Write a ``checkpoint`` file into each folder below `folder` that holds a prefix."""
+    by_folder: dict[str, list[copying.Prefix]] = defaultdict(list)
+    for held in oldest_first(gathered, lambda held: held.age):
+        for entry in held.checkpoint.files:
+            prefix = entry.path.removesuffix(".index")
+            if held.kind is not Kind.SAVED_MODEL and prefix != entry.path:
+                inside, _, name = prefix.rpartition("/")
+                by_folder[inside].append(copying.Prefix(name, held.saved_ns / 1e9))
+    for inside, prefixes in by_folder.items():
+        copying.write(folder / inside, prefixes)
+
+
+def newest_in(shared: str | None, reported: Mapping[str, int]) -> Newest:
+    """Return the newest complete checkpoint in storage that all tasks share.
+
+    `reported`: path → step as the chief reported them, oldest first. A reported step overrides
+    the one in the name; reports are the only source if the storage is not mounted here. Raises
+    OSError.
+    """
+    if shared is None or not os.path.isdir(shared):
+        return newest_reported(reported)
+
+    def step(checkpoint: Checkpoint) -> int | None:
+        return reported.get(str(Path(shared) / checkpoint.path), checkpoint.step)
+
+    complete = find(scan(Path(shared)), None)
+    ordered = oldest_first(complete, lambda c: c.age(step=step(c), saved_ns=c.saved_ns))
+    return Newest(step(ordered[-1]), ordered[-1].name) if ordered else Newest()
+
+
+def newest_reported(reported: Mapping[str, int]) -> Newest:
+    """Return the checkpoint that the chief reported last."""
+    path, step = [*reported.items()][-1] if reported else ("", None)
+    return Newest(step, basename(path) or None)

@@ -10,8 +10,7 @@ import click
 from tfcluster.agent.error_text import reason_of
 from tfcluster.backends import job_watch
 from tfcluster.checkpoints.copying import SourceChangedError
-from tfcluster.checkpoints.restore import fill
-from tfcluster.checkpoints.store import Damaged, Gathered
+from tfcluster.checkpoints.store import Damaged, Gathered, fill
 from tfcluster.cli.completion import run_names
 from tfcluster.cli.elsewhere import SchedulerChoice, option_of, scheduler_options
 from tfcluster.errors import UsageError

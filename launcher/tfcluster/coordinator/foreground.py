@@ -192,7 +192,7 @@ class Session:
             raise self._no_progress(starts, newest, outcome.limit)
         self.run_writer.save()
         try:
-            self._job.its.requeue(self._job.id)
+            self._job.scheduler.requeue(self._job.id)
         except SetupError as error:
             resume = f"`tfcluster up --resume {self.paths.run_id}`"
             return self._fail(

@@ -20,8 +20,7 @@ from tfcluster.checkpoints import outputs
 from tfcluster.checkpoints.completeness import Newest
 from tfcluster.checkpoints.copying import CancelledError, SourceChangedError
 from tfcluster.checkpoints.gatherer import LEAST_GAP_S, Gatherer
-from tfcluster.checkpoints.restore import newest_in, newest_of, newest_reported
-from tfcluster.checkpoints.store import Gathered, Store
+from tfcluster.checkpoints.store import Gathered, Store, newest_in, newest_of, newest_reported
 from tfcluster.coordinator.final_copies import FileThreads, FinalCopies, StalledError
 from tfcluster.errors import RunFolderError, SetupError
 from tfcluster.nodes.filling import Follower

@@ -12,8 +12,7 @@ from pathlib import Path
 from tfcluster.agent.error_text import describe_error
 from tfcluster.checkpoints.completeness import Kind, Newest
 from tfcluster.checkpoints.copying import PARTIAL
-from tfcluster.checkpoints.restore import newest_of
-from tfcluster.checkpoints.store import Damaged, Gathered, newest_of_each, read
+from tfcluster.checkpoints.store import Damaged, Gathered, newest_of, newest_of_each, read
 from tfcluster.errors import RunFolderError, UsageError
 from tfcluster.rundir import registry
 from tfcluster.rundir.events import Event, Resumed, Warned

@@ -240,7 +240,7 @@ class Startup:
             report = await self._probe_this_node(names)
         run_writer.write_json(self.paths.preflight, report.to_json())
         report.require()
-        for answer in report.answers:
+        for answer in report.seen:
             self._probed[answer.node] = answer
             self._proxy_env[answer.node] = probes.proxy_env(self.plan, answer)
             if answer.node in remote:

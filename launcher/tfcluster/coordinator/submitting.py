@@ -132,7 +132,7 @@ def take_over(paths: RunPaths) -> RunSnapshot:
         elif (state := registry.load_recorded(paths)).job is None:
             own = jobs.own(registry.load_plan(paths).nodes[0].backend)
             assert own is not None
-            cluster = own.its.cluster("", patience_s=job_watch.PATIENCE_S)
+            cluster = own.scheduler.cluster("", patience_s=job_watch.PATIENCE_S)
             submitted = JobSubmitted(backend=own.backend, id=own.id, cluster=cluster)
             record_job(paths, submitted)
     return state

@@ -17,14 +17,13 @@ from tfcluster.errors import InterpreterError, UsageError
 from tfcluster.plans.plan import Interpreter
 
 _PACKAGES: Final = {
-    "tensorflow": "tensorflow",
-    "tensorflow-cpu": "tensorflow",
-    "tensorflow-gpu": "tensorflow",
-    "tensorflow-rocm": "tensorflow",
-    "tensorflow-macos": "tensorflow",
-    "tensorflow-intel": "tensorflow",
-    "tf-nightly": "tensorflow",
-    "tf-nightly-cpu": "tensorflow",
+    **dict.fromkeys(
+        (
+            *("tensorflow", "tensorflow-cpu", "tensorflow-gpu", "tensorflow-rocm"),
+            *("tensorflow-macos", "tensorflow-intel", "tf-nightly", "tf-nightly-cpu"),
+        ),
+        "tensorflow",
+    ),
     "keras": "keras",
     "keras-nightly": "keras",  # what tf-nightly and candidates of TensorFlow install
     "tf-keras": "tf-keras",
@@ -110,26 +109,26 @@ def read(
     a tenth of a second behind a version manager's shim. `may_be_shim`: return the Python that the
     shim has chosen, because it may choose another one in another folder.
     """
-    found = _read_venv(Path(path))
-    if found is not None and "tensorflow" in found[1]:
-        return lambda: Interpreter(path, why, *found)
+    venv = _read_venv(Path(path))
+    if venv is not None and "tensorflow" in venv[1]:
+        return lambda: Interpreter(path, why, *venv)
     process = _start_probe(path, environ, cwd)
     return lambda: _read_probe(process, path, why, may_be_shim)
 
 
-def own_instead(found: Interpreter, *, environ: Mapping[str, str], cwd: Path) -> Interpreter:
+def own_instead(python: Interpreter, *, environ: Mapping[str, str], cwd: Path) -> Interpreter:
     """Return tfcluster's own Python if it has TensorFlow and the one on PATH does not.
 
     Only for a Python that nothing chose; any other is returned as it is.
     """
-    if found.why != ON_PATH or "tensorflow" in found.packages or found.path == sys.executable:
-        return found
+    if python.why != ON_PATH or "tensorflow" in python.packages or python.path == sys.executable:
+        return python
     why = f"tfcluster's own: {ON_PATH} has no TensorFlow"
     try:
         own = read(sys.executable, why, environ=environ, cwd=cwd)()
     except InterpreterError:
-        return found
-    return own if "tensorflow" in own.packages else found
+        return python
+    return own if "tensorflow" in own.packages else python
 
 
 def find(python: str, base: Path, environ: Mapping[str, str]) -> str | None:
@@ -137,8 +136,8 @@ def find(python: str, base: Path, environ: Mapping[str, str]) -> str | None:
 
     `python`: a file or the folder of a virtual environment, relative to `base`, or a name on PATH.
     """
-    if "/" not in python and (found := shutil.which(python, path=environ.get("PATH"))):
-        return found
+    if "/" not in python and (on_path := shutil.which(python, path=environ.get("PATH"))):
+        return on_path
     path = Path(os.path.expanduser(python))  # `Path` raises for unknown users
     for candidate in (path, path / "bin" / "python"):
         absolute = base / candidate
@@ -156,12 +155,12 @@ def missing_message(python: str, base: Path) -> str:
 
 def _candidates(workdir: Path, environ: Mapping[str, str]) -> Iterator[tuple[str, str, bool]]:
     for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):
-        if (prefix := environ.get(name)) and (found := _python_in(Path(prefix))):
-            yield found, f"${name}", False
+        if (prefix := environ.get(name)) and (python := _python_in(Path(prefix))):
+            yield python, f"${name}", False
     for folder in (workdir, *workdir.parents):
-        if found := _python_in(folder / ".venv"):
+        if python := _python_in(folder / ".venv"):
             place = "in" if folder == workdir else "above"
-            yield found, f".venv {place} the workdir", False
+            yield python, f".venv {place} the workdir", False
     if on_path := shutil.which("python3", path=environ.get("PATH")):
         yield on_path, ON_PATH, True
     yield sys.executable, "the Python of tfcluster itself", False
@@ -184,23 +183,18 @@ def _read_venv(python: Path) -> tuple[str, dict[str, str]] | None:
     if version is None or config.get("include-system-site-packages", "").lower() == "true":
         return None
     short = ".".join(version.split(".")[:2])
-    return version, _installed(prefix / "lib" / f"python{short}" / "site-packages")
-
-
-def _installed(site_packages: Path) -> dict[str, str]:
     try:
-        names = os.listdir(site_packages)
+        return version, _known(os.listdir(prefix / "lib" / f"python{short}" / "site-packages"))
     except OSError:
-        return {}
-    return _known(names)
+        return version, {}
 
 
 def _known(names: Iterable[str]) -> dict[str, str]:
     """Return package → version from the `names` of metadata folders; the first of several wins."""
     matches = [match for name in names if (match := _INSTALLED.fullmatch(name))]
     normal = {re.sub(r"[-_.]+", "-", m["name"]).lower(): m["version"] for m in matches[::-1]}
-    found = {package: normal[name] for name, package in _PACKAGES.items() if name in normal}
-    return dict(sorted(found.items()))
+    versions = {package: normal[name] for name, package in _PACKAGES.items() if name in normal}
+    return dict(sorted(versions.items()))
 
 
 def _start_probe(path: str, environ: Mapping[str, str], cwd: Path) -> subprocess.Popen[str]:
@@ -241,6 +235,6 @@ def _read_probe(
     return Interpreter((may_be_shim and executable) or path, why, version, packages)
 
 
-def _not_working(path: str, why: str) -> InterpreterError:
+def _not_working(path: str, reason: str) -> InterpreterError:
     fix = "choose another Python: --python PATH (python=PATH)"
-    return InterpreterError(f"{path} does not work as Python: {why}", fix=fix)
+    return InterpreterError(f"{path} does not work as Python: {reason}", fix=fix)

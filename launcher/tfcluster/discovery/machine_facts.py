@@ -80,11 +80,11 @@ def own_addresses() -> frozenset[str]:
     """Return the addresses of this machine's interfaces, and its host name."""
     import psutil  # only where a spec names addresses
 
-    found = {socket.gethostname()}
+    addresses = {socket.gethostname()}
     for entries in psutil.net_if_addrs().values():
         inet = (e.address for e in entries if e.family in (socket.AF_INET, socket.AF_INET6))
-        found.update(address.partition("%")[0] for address in inet)
-    return frozenset(found)
+        addresses.update(address.partition("%")[0] for address in inet)
+    return frozenset(addresses)
 
 
 def visible_gpus(environ: Mapping[str, str]) -> tuple[Gpu, ...] | None:
@@ -155,23 +155,23 @@ def _interpreters(
     calling_python: str | None,
 ) -> dict[str, Choice]:
     """Return node → Python; for a remote node only the path, as the spec gives it."""
-    found: dict[str, Choice] = {}
+    choices: dict[str, Choice] = {}
     for node, tasks in by_node(context.tasks).items():
         path, field = (python, ("--python",)) if python else requested_python(spec, tasks[0].host)
         why = ".".join(field)
         if tasks[0].kind.capabilities.has_image:
-            found[node] = partial(_image_python, path, why, is_option=bool(python))
+            choices[node] = partial(_image_python, path, why, is_option=bool(python))
             continue
         base = Path.cwd() if python else Path(context.spec_dir)
         wrap = shlex.join(spec.runtime.wrap)
         if node == LOCAL or (tasks[0].kind.capabilities.sees_files and not wrap):
             if path is None and calling_python:
                 path, why = calling_python, CALLING
-            found[node] = choose(path, why, base=base, workdir=workdir, environ=context.environ)
+            choices[node] = choose(path, why, base=base, workdir=workdir, environ=context.environ)
         else:
             why = f"in {wrap}" if wrap else why or "python3 on its PATH"
-            found[node] = partial(Interpreter, path or "python3", why)
-    return found
+            choices[node] = partial(Interpreter, path or "python3", why)
+    return choices
 
 
 def _image_python(path: str | None, why: str, *, is_option: bool) -> Interpreter:
@@ -186,10 +186,10 @@ def _image_python(path: str | None, why: str, *, is_option: bool) -> Interpreter
 
 def requested_python(spec: ClusterSpec, host: str) -> tuple[str | None, tuple[str, ...]]:
     """Return the Python that the spec requests for `host`, or None, and the field's path."""
-    found = spec.runtime.of_host(host, "python")
-    if found[0] is None and spec.runtime.python is not None:
+    of_host = spec.runtime.of_host(host, "python")
+    if of_host[0] is None and spec.runtime.python is not None:
         return spec.runtime.python, ("runtime", "python")
-    return found
+    return of_host
 
 
 def _read_env_file(spec: ClusterSpec, context: PlanContext) -> tuple[tuple[str, str], ...]:
@@ -224,9 +224,9 @@ def _read_job_code(spec: ClusterSpec, workdir: Path, workers: Path | None = None
         path = queue.pop()
         read = _read_code(path)
         code |= read
-        found = {file for n in read.imports for file in _module_files(n, folders, workers)}
-        queue += found - queued
-        queued |= found
+        imported = {file for n in read.imports for file in _module_files(n, folders, workers)}
+        queue += imported - queued
+        queued |= imported
     return code
 
 

@@ -200,17 +200,17 @@ def plan_own_part(
 def _local_names(hosts: Sequence[str], own: Collection[str]) -> frozenset[str]:
     """Return the `hosts` whose name resolves to one of the `own` addresses."""
     with ThreadPoolExecutor(min(32, len(hosts) or 1)) as lookups:
-        found = lookups.map(_addresses, hosts)
+        addresses_of = lookups.map(_addresses, hosts)
         return frozenset(
             host
-            for host, addresses in zip(hosts, found, strict=True)
+            for host, addresses in zip(hosts, addresses_of, strict=True)
             if any(is_local(address, own) for address in addresses)
         )
 
 
 def _addresses(host: str) -> list[str]:
     try:
-        return [str(found[4][0]) for found in socket.getaddrinfo(host.strip("[]"), None)]
+        return [str(info[4][0]) for info in socket.getaddrinfo(host.strip("[]"), None)]
     except OSError:
         return []
 
@@ -227,8 +227,8 @@ def require_paths(
     Each problem has its place in the spec. `python`: the value of ``--python``, which replaces the
     spec's. Paths of other machines are not checked.
     """
-    found = _missing(loaded.spec, str(loaded.folder.absolute()), environ, tasks, python)
-    if problems := [loaded.problem(finding) for finding in found]:
+    mistakes = _missing(loaded.spec, str(loaded.folder.absolute()), environ, tasks, python)
+    if problems := [loaded.problem(finding) for finding in mistakes]:
         raise SpecError(problems)
 
 
@@ -270,8 +270,8 @@ def _missing_below(spec: ClusterSpec, workdir: str, *, is_copied: bool) -> Itera
     for index, pattern in enumerate(spec.job.include if is_copied else ()):
         from tfcluster.nodes.code_sync import include_problem
 
-        if (found := include_problem(Path(workdir), pattern)) is not None:
-            yield Mistake(("job", "include", index), *found)
+        if (explained := include_problem(Path(workdir), pattern)) is not None:
+            yield Mistake(("job", "include", index), *explained)
 
 
 def _missing_python(
@@ -294,13 +294,13 @@ def _similar(path: str) -> str:
     return f"did you mean {near}? " if near else ""
 
 
-def _path_problem(path: str, what: str) -> str:
+def _path_problem(path: str, kind: str) -> str:
     """Return what is wrong with a local path; empty if it can be used."""
     try:
         mode = os.stat(path).st_mode
     except (FileNotFoundError, NotADirectoryError):
-        return f"there is no {what} at {path}"
+        return f"there is no {kind} at {path}"
     except OSError as error:
         return f"{path} cannot be read: {reason_of(error)}"
     is_folder = stat.S_ISDIR(mode)
-    return f"{path} is not a folder" if what == "folder" and not is_folder else ""
+    return f"{path} is not a folder" if kind == "folder" and not is_folder else ""

@@ -14,8 +14,7 @@ from tfcluster.agent import budgets
 from tfcluster.agent.error_text import describe_error
 from tfcluster.checkpoints.completeness import Entry
 from tfcluster.checkpoints.copying import Source, Stopped
-from tfcluster.checkpoints.restore import newest_of
-from tfcluster.checkpoints.store import Gathered
+from tfcluster.checkpoints.store import Gathered, newest_of
 from tfcluster.nodes.filling import Follower, LocalTarget, RemoteTarget, Target, put_back
 from tfcluster.nodes.hub import Hub
 from tfcluster.nodes.remote_folders import Site

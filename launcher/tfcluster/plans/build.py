@@ -123,7 +123,7 @@ class _PlanBuilder:
     def has_other_hosts(self) -> bool:
         """True if tasks use the networks of several machines."""
         used = [task.kind.capabilities for task in self.context.tasks]
-        return any(its.uses_host_network and not its.shares_filesystem for its in used)
+        return any(backend.uses_host_network and not backend.shares_filesystem for backend in used)
 
     def nodes(self) -> Iterator[NodePlan]:
         programs = command.programs(self.spec.job)
@@ -234,7 +234,7 @@ def _shares(spec: ClusterSpec, context: PlanContext) -> Iterator[tuple[TaskId, S
     for tasks in by_machine(context.tasks):
         is_local = context.is_here(tasks[0].backend)
         ids = [placed.id for placed in tasks]
-        found = shares(
+        of_machine = shares(
             ids,
             _section(Resources, spec.resources),
             cores=context.cores if is_local else None,
@@ -242,7 +242,7 @@ def _shares(spec: ClusterSpec, context: PlanContext) -> Iterator[tuple[TaskId, S
             task_gpus=find_task_gpus(tasks, is_search=is_search),
             background=background_tasks(ids, is_search=is_search),
         )
-        yield from found.items()
+        yield from of_machine.items()
 
 
 def _withheld(spec: ClusterSpec, context: PlanContext, spec_path: str | None) -> Iterator[str]:
@@ -309,8 +309,8 @@ def _keras_notes(spec: ClusterSpec, python: Interpreter, *, imports_keras: bool)
     fails = fails_with_keras_3(spec) and not is_patched(spec, python)
     if not wants_keras_2(spec, python):
         if fails and spec.keras.version == "3":
-            why = _why_not_patched(spec, python)
-            yield f"{_KERAS_3_FAILS}, {why}, but keras.version is 3"
+            reason = _why_not_patched(spec, python)
+            yield f"{_KERAS_3_FAILS}, {reason}, but keras.version is 3"
         elif fails_with_keras_3(spec) and is_newer(python.packages.get("keras", "")):
             yield (
                 f"Keras {python.packages['keras']} is newer than {TESTED[1]}, the newest that the"

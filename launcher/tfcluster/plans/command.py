@@ -41,15 +41,15 @@ class Program:
 
 def find_program(job: Job, task: TaskId) -> Program:
     """Return the job's program, changed by ``job.per_task`` for ``worker``, then ``worker:1``."""
-    found = program_of(job)
+    program = program_of(job)
     for key in (task.job, str(task)):
         if (step := job.per_task.get(key)) is None:
             continue
         if step.has_program:
-            found = _task_program(step)
+            program = _task_program(step)
         elif step.args is not None:
-            found = replace(found, args=step.args)
-    return found
+            program = replace(program, args=step.args)
+    return program
 
 
 def programs(job: Job) -> tuple[Program, ...]:

@@ -60,7 +60,7 @@ def parse_env_file(text: str, *, name: str) -> tuple[tuple[str, str], ...]:
 
     Raises SpecError with ``file:line`` for every other line.
     """
-    found, problems = [], []
+    variables, problems = [], []
     for number, raw in enumerate(text.splitlines(), start=1):
         line = raw.strip().removeprefix("export ").strip()
         if not line or line.startswith("#"):
@@ -70,10 +70,10 @@ def parse_env_file(text: str, *, name: str) -> tuple[tuple[str, str], ...]:
             message = f"{line!r} is not NAME=VALUE"
             problems.append(Problem(f"{name}:{number}", message, "write one NAME=VALUE per line"))
             continue
-        found.append((key.strip(), _unquote(value.strip())))
+        variables.append((key.strip(), _unquote(value.strip())))
     if problems:
         raise SpecError(problems)
-    return tuple(found)
+    return tuple(variables)
 
 
 def resolve(
@@ -87,7 +87,7 @@ def resolve(
 
     Raises UsageError for a null whose variable is not set in the launcher's environment.
     """
-    found: dict[str, EnvVar] = {}
+    variables: dict[str, EnvVar] = {}
     for layer in layers:
         for name, value in layer.values.items():
             source = layer.source
@@ -95,8 +95,8 @@ def resolve(
             if value is None:
                 value = _take_from_launcher(name, launcher, field=source, is_secret=is_hidden)
                 source = f"{source}{FROM_LAUNCHER}"
-            found[name] = EnvVar(name, value, source, secret=is_hidden)
-    return found
+            variables[name] = EnvVar(name, value, source, secret=is_hidden)
+    return variables
 
 
 def split_layer(layer: Layer, set_paths: Collection[str]) -> tuple[Layer, Layer]:
@@ -113,27 +113,27 @@ def split_layer(layer: Layer, set_paths: Collection[str]) -> tuple[Layer, Layer]
 
 
 def add_defaults(
-    found: dict[str, EnvVar],
+    variables: dict[str, EnvVar],
     values: Mapping[str, str],
     source: str,
     *,
     inherited: Collection[str] = (),
 ) -> None:
-    """Add `values` for variables that are neither `found` nor `inherited`."""
+    """Add `values` for variables that are neither `variables` nor `inherited`."""
     for name, value in values.items():
-        if name not in found and name not in inherited:
-            found[name] = EnvVar(name, value, source)
+        if name not in variables and name not in inherited:
+            variables[name] = EnvVar(name, value, source)
 
 
 def proxy_guards(
-    found: Mapping[str, EnvVar], inherited: Mapping[str, str], hosts: Collection[str]
+    variables: Mapping[str, EnvVar], inherited: Mapping[str, str], hosts: Collection[str]
 ) -> dict[str, str]:
     """Return variables that keep gRPC between the tasks off HTTP proxies; {} if none is set.
 
     gRPC honours https_proxy even for localhost (tensorflow#24887, #50626): the gang then hangs.
     gRPC reads ``no_grpc_proxy``, if set, instead of ``no_proxy``, so it gets the same hosts.
     """
-    env = {**inherited, **{name: var.value for name, var in found.items()}}
+    env = {**inherited, **{name: var.value for name, var in variables.items()}}
     if not any(env.get(name) for name in _PROXIES):
         return {}
     excluded = env.get("no_proxy") or env.get("NO_PROXY") or ""
@@ -179,25 +179,25 @@ class Variables:
 
     def for_task(self, placed: PlacedTask, share: Share) -> tuple[EnvVar, ...]:
         """Return the variables of a task, without those of its node and of an attempt."""
-        found = self._resolve_layers(placed.host, placed)
-        self._add_shared(found, placed.node, placed.host)
+        variables = self._resolve_layers(placed.host, placed)
+        self._add_shared(variables, placed.node, placed.host)
         if share.threads is not None:
-            self._add_threads(found, share.threads, self._inherited(placed.node))
-        self._add_gpus(found, placed, share)
+            self._add_threads(variables, share.threads, self._inherited(placed.node))
+        self._add_gpus(variables, placed, share)
         spec = with_inherited_switch(self.spec, placed.node, self.context)
         if uses_legacy_keras(spec, self.context.interpreters.get(placed.node)):
-            add_defaults(found, {"TF_USE_LEGACY_KERAS": "1"}, "keras.version")
-        found["TFCLUSTER_SETTINGS"] = EnvVar("TFCLUSTER_SETTINGS", settings_json(spec), SOURCE)
+            add_defaults(variables, {"TF_USE_LEGACY_KERAS": "1"}, "keras.version")
+        variables["TFCLUSTER_SETTINGS"] = EnvVar("TFCLUSTER_SETTINGS", settings_json(spec), SOURCE)
         if not (has_hooks(self.spec) and find_program(self.spec.job, placed.id).has_hooks):
-            self._add_python_path(found, placed.node)
-        return tuple(found[name] for name in sorted(found))
+            self._add_python_path(variables, placed.node)
+        return tuple(variables[name] for name in sorted(variables))
 
     def for_prepare(self, node: str, host: str) -> tuple[EnvVar, ...]:
         """Return the variables of the prepare step of `node`: its tasks' without the cluster's."""
-        found = self._resolve_layers(host, None)
-        self._add_shared(found, node, host)
-        self._add_python_path(found, node)
-        return tuple(found[name] for name in sorted(found))
+        variables = self._resolve_layers(host, None)
+        self._add_shared(variables, node, host)
+        self._add_python_path(variables, node)
+        return tuple(variables[name] for name in sorted(variables))
 
     def _resolve_layers(self, host: str, placed: PlacedTask | None) -> dict[str, EnvVar]:
         layers = list(self._layers(host, placed))
@@ -224,33 +224,33 @@ class Variables:
     def _inherited(self, node: str) -> Mapping[str, str]:
         return self.context.environ if node == LOCAL else {}
 
-    def _add_shared(self, found: dict[str, EnvVar], node: str, host: str) -> None:
+    def _add_shared(self, variables: dict[str, EnvVar], node: str, host: str) -> None:
         inherited = self._inherited(node)
-        add_defaults(found, {"PYTHONUNBUFFERED": "1"}, SOURCE)
+        add_defaults(variables, {"PYTHONUNBUFFERED": "1"}, SOURCE)
         name = "TFDS_DATA_DIR"
         if (chosen := self._data_dir(host)) is not None:
-            found.setdefault(name, EnvVar(name, *chosen, origin="data_dir"))
+            variables.setdefault(name, EnvVar(name, *chosen, origin="data_dir"))
         elif (home := inherited.get("HOME")) and name not in inherited:
             folder = f"{home}/tensorflow_datasets"
-            found.setdefault(name, EnvVar(name, folder, SOURCE, origin="tfcluster"))
-        for name, value in proxy_guards(found, inherited, self._hosts).items():
-            found[name] = EnvVar(name, value, "tfcluster: no HTTP proxy between the tasks")
+            variables.setdefault(name, EnvVar(name, folder, SOURCE, origin="tfcluster"))
+        for name, value in proxy_guards(variables, inherited, self._hosts).items():
+            variables[name] = EnvVar(name, value, "tfcluster: no HTTP proxy between the tasks")
 
     def _add_threads(
-        self, found: dict[str, EnvVar], threads: int, inherited: Mapping[str, str]
+        self, variables: dict[str, EnvVar], threads: int, inherited: Mapping[str, str]
     ) -> None:
         """Add the thread variables; inherited ones are added too, so that a plan shows them."""
         resources = self.spec.resources
         values = thread_env(threads, serving_peers=self._serving_peers)
         if resources.threads is not None:
-            add_defaults(found, values, "resources.threads")
+            add_defaults(variables, values, "resources.threads")
             return
         shell = {name: inherited[name] for name in values if name in inherited}
-        add_defaults(found, shell, "this shell")
+        add_defaults(variables, shell, "this shell")
         source = EVEN_SHARE if resources.cpus is None else "resources.cpus"
-        add_defaults(found, values, source)
+        add_defaults(variables, values, source)
 
-    def _add_gpus(self, found: dict[str, EnvVar], placed: PlacedTask, share: Share) -> None:
+    def _add_gpus(self, variables: dict[str, EnvVar], placed: PlacedTask, share: Share) -> None:
         # `share` is already a part of the GPUs in the launcher's CUDA_VISIBLE_DEVICES.
         inherited = {*self._inherited(placed.node)} - {"CUDA_VISIBLE_DEVICES", GIVEN_GPUS}
         values = gpu_env(share.gpus, shared=share.gpu_is_shared)
@@ -259,23 +259,23 @@ class Variables:
             values[GIVEN_GPUS] = values["CUDA_VISIBLE_DEVICES"]
         elif share.gpus is None and requested == "all":
             values[GIVEN_GPUS] = "all"
-        add_defaults(found, values, "resources.gpus", inherited=inherited)
+        add_defaults(variables, values, "resources.gpus", inherited=inherited)
         if share.gpus is None and placed.kind.gives_gpus(self.spec.runtime):
             source = f"runtime.{placed.backend}"
-            add_defaults(found, {GIVEN_GPUS: "some"}, source, inherited=inherited)
+            add_defaults(variables, {GIVEN_GPUS: "some"}, source, inherited=inherited)
 
     def _data_dir(self, host: str) -> tuple[str, str] | None:
-        found = find_data_dir(self.spec, host)
-        if found and self.context.tasks[0].kind.capabilities.has_image:
-            return placement.resolve_mount(found[0], self.context), found[1]
-        return found
+        folder = find_data_dir(self.spec, host)
+        if folder and self.context.tasks[0].kind.capabilities.has_image:
+            return placement.resolve_mount(folder[0], self.context), folder[1]
+        return folder
 
-    def _add_python_path(self, found: dict[str, EnvVar], node: str) -> None:
-        current = found.get("PYTHONPATH")
+    def _add_python_path(self, variables: dict[str, EnvVar], node: str) -> None:
+        current = variables.get("PYTHONPATH")
         base = current.value if current else self._inherited(node).get("PYTHONPATH")
         value = python_path(base, self.context.bundle(node))
         source = f"{current.source} + {SOURCE}" if current else SOURCE
-        found["PYTHONPATH"] = EnvVar("PYTHONPATH", value, source, origin="tfcluster")
+        variables["PYTHONPATH"] = EnvVar("PYTHONPATH", value, source, origin="tfcluster")
 
     @cached_property
     def _hosts(self) -> tuple[str, ...]:

@@ -41,10 +41,10 @@ def has_hooks(spec: ClusterSpec) -> bool:
 
 def needs_tensorflow(spec: ClusterSpec, context: PlanContext) -> bool:
     """Return whether the job imports TensorFlow for certain; a valid job may never import it."""
-    found = programs(spec.job)
-    if not any(program.has_hooks for program in found):
+    all_programs = programs(spec.job)
+    if not any(program.has_hooks for program in all_programs):
         return False
-    modules = {program.module or "" for program in found} - {FUNCTION_MODULE}
+    modules = {program.module or "" for program in all_programs} - {FUNCTION_MODULE}
     if any(module.startswith("tfcluster_workers.") for module in modules):
         return True
     return bool(context.packages & _TENSORFLOW)
@@ -190,10 +190,10 @@ def install_tf_keras(python: Interpreter) -> str:
 
 def _numbers(version: str) -> tuple[int, ...]:
     """Return the first three numbers of a version; a release candidate counts as its release."""
-    found: list[int] = []
+    numbers: list[int] = []
     for part in version.split(".")[:3]:
         digits = part[: len(part) - len(part.lstrip("0123456789"))]
         if not digits:
             break
-        found.append(int(digits))
-    return tuple(found)
+        numbers.append(int(digits))
+    return tuple(numbers)

@@ -39,19 +39,20 @@ def place_tasks(spec: ClusterSpec, local_addresses: Collection[str]) -> tuple[Pl
     `local_addresses` are the addresses and names of this machine, here and below. A task keeps the
     port of a listed address in a container, too, which has all ports to itself.
     """
-    backend, found = spec.runtime.backend, list[PlacedTask]()
+    backend, placed_tasks = spec.runtime.backend, list[PlacedTask]()
     for job in JOBS:
         listed = spec.cluster.get(job, 0)
         for index, entry in enumerate([None] * listed if isinstance(listed, int) else listed):
             task = TaskId(job, index)
             host = "127.0.0.1" if entry is None else entry.host
-            its = kinds.resolve(backend, is_local=is_local(host, local_addresses))
-            node, host = kinds.get(its).place(task.file_name, len(found), host, spec.runtime)
-            placed = PlacedTask(task, host, 0, node, its)
+            name = kinds.resolve(backend, is_local=is_local(host, local_addresses))
+            number = len(placed_tasks)
+            node, host = kinds.get(name).place(task.file_name, number, host, spec.runtime)
+            placed = PlacedTask(task, host, 0, node, name)
             if entry is not None:
                 placed = replace(placed, port=entry.port, gpus=entry.gpus, env=entry.env)
-            found.append(placed)
-    return tuple(found)
+            placed_tasks.append(placed)
+    return tuple(placed_tasks)
 
 
 def hosts_of(tasks: Collection[PlacedTask]) -> tuple[str, ...]:
@@ -61,10 +62,10 @@ def hosts_of(tasks: Collection[PlacedTask]) -> tuple[str, ...]:
 
 def by_node(tasks: Collection[PlacedTask]) -> dict[str, tuple[PlacedTask, ...]]:
     """Return the tasks of each node, by its name, in order."""
-    found: dict[str, list[PlacedTask]] = {}
+    groups: dict[str, list[PlacedTask]] = {}
     for task in tasks:
-        found.setdefault(task.node, []).append(task)
-    return {name: tuple(placed) for name, placed in found.items()}
+        groups.setdefault(task.node, []).append(task)
+    return {name: tuple(placed) for name, placed in groups.items()}
 
 
 def by_machine(tasks: Collection[PlacedTask]) -> list[tuple[PlacedTask, ...]]:
@@ -130,15 +131,15 @@ def local_tasks(
 
     Raises SetupError if there is none.
     """
-    found = tuple(task.id for task in tasks if is_local(task.host, local_addresses))
-    if not found:
+    started_here = tuple(task.id for task in tasks if is_local(task.host, local_addresses))
+    if not started_here:
         mine = join_first(sorted(filter(_is_reachable, local_addresses)))
         listed = join_first(hosts_of(tasks))
         raise SetupError(
             f"no task of the spec is on this machine: it is {mine}, and the spec lists {listed}",
             fix=f"name the task to start here: --task {tasks[-1].id}",
         )
-    return found
+    return started_here
 
 
 def keep_tasks(plan: Plan, tasks: Collection[TaskId]) -> Plan:

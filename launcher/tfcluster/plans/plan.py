@@ -319,8 +319,8 @@ class Plan:
     @property
     def images(self) -> tuple[str, ...]:
         """The images of the containers, each once; empty without containers."""
-        found = (node.container.image for node in self.nodes if node.container is not None)
-        return tuple(dict.fromkeys(found))
+        images = (node.container.image for node in self.nodes if node.container is not None)
+        return tuple(dict.fromkeys(images))
 
     @property
     def listening(self) -> tuple[TaskPlan, ...]:
@@ -333,8 +333,8 @@ class Plan:
     @cached_property
     def cut_off(self) -> frozenset[str]:
         """The nodes whose tasks reach only the run's other tasks."""
-        found = (n for n in self.nodes if n.has_private_network or n.network == "simulated")
-        return frozenset(node.name for node in found)
+        nodes = (n for n in self.nodes if n.has_private_network or n.network == "simulated")
+        return frozenset(node.name for node in nodes)
 
     def is_hooked(self, task: TaskPlan) -> bool:
         """Return whether `task` starts through boot, and so reports to tfcluster."""

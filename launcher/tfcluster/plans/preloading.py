@@ -78,10 +78,10 @@ def modules(spec: ClusterSpec, code: Code | None) -> tuple[str, ...]:
     if spec.runtime.preload == "off" or not has_hooks(spec) or code is None or obstacle(code):
         return ()
     tops = {name.partition(".")[0] for name in code.imports}
-    found = tuple(name for name in _LARGE_MODULES if name in tops)
+    large = tuple(name for name in _LARGE_MODULES if name in tops)
     if "tensorflow" not in tops:
-        return found if spec.runtime.preload == "on" else ()
-    return ("tensorflow", *(_PARTS[part] for part in sorted(code.parts)), *found)
+        return large if spec.runtime.preload == "on" else ()
+    return ("tensorflow", *(_PARTS[part] for part in sorted(code.parts)), *large)
 
 
 def obstacle(code: Code) -> str:
@@ -98,10 +98,10 @@ def explain_cold_starts(spec: ClusterSpec, plan: Plan, context: PlanContext) -> 
     setting, head = spec.runtime.preload, "no preloading (runtime.preload)"
     if plan.preload:
         yield from _explain_cold_tasks(plan)
-    elif setting != "off" and context.code is not None and (why := obstacle(context.code)):
+    elif setting != "off" and context.code is not None and (reason := obstacle(context.code)):
         is_worth_it = any(_is_worth_it(plan, node.name) for node in plan.nodes)
         if is_worth_it and (setting == "on" or plan.needs_tensorflow):
-            yield f"{head}: {why}; set them in job.env instead, and not in the files"
+            yield f"{head}: {reason}; set them in job.env instead, and not in the files"
     elif setting == "on" and not has_hooks(spec):
         yield f"{head}: it needs the hooks"
     elif setting == "on":

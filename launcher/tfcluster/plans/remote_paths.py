@@ -89,12 +89,12 @@ class NodePaths:
 
         A Python may be given as its environment's folder, or relative to the home.
         """
-        found = self.folder(path)
-        if self.python is None or "/" not in found:
-            return found
-        is_folder = self.python.startswith(found.rstrip("/") + "/bin/")
-        is_relative = not found.startswith("/") and self.python.endswith(found.lstrip("./"))
-        return self.python if is_folder or is_relative else found
+        program = self.folder(path)
+        if self.python is None or "/" not in program:
+            return program
+        is_folder = self.python.startswith(program.rstrip("/") + "/bin/")
+        is_relative = not program.startswith("/") and self.python.endswith(program.lstrip("./"))
+        return self.python if is_folder or is_relative else program
 
     def _variable(self, var: EnvVar) -> EnvVar:
         if var.origin == "tfcluster":

@@ -63,7 +63,7 @@ def shares(
     shared = shared_gpus(devices.values())
     dealt = _deal_cores(tasks, requested, cores, background) if cores is not None else {}
     size = min(map(len, dealt.values()), default=1)
-    found = {}
+    shares_by_task = {}
     for task in tasks:
         pinned = threads = None
         if cores is not None and len(tasks) > 1:
@@ -71,8 +71,9 @@ def shares(
             threads = size if cores.limit is None else min(size, int(cores.limit / len(tasks)))
             threads = max(1, threads)
         threads = requested.threads or requested.cpus or threads
-        found[task] = Share(pinned, threads, devices[task], bool(shared & set(devices[task] or ())))
-    return found
+        is_shared = bool(shared & set(devices[task] or ()))
+        shares_by_task[task] = Share(pinned, threads, devices[task], is_shared)
+    return shares_by_task
 
 
 def background_tasks(tasks: Sequence[TaskId], *, is_search: bool) -> frozenset[TaskId]:
@@ -162,8 +163,8 @@ def requested_gpus(
 ) -> dict[TaskId, Gpus]:
     """Return each task's request: `task_gpus`, else `requested`; ps tasks ignore a number."""
     for_ps = 0 if isinstance(requested, int) else requested
-    found: dict[TaskId, Gpus] = {t: for_ps if t.job == "ps" else requested for t in tasks}
-    return found | dict(task_gpus)
+    requests: dict[TaskId, Gpus] = {t: for_ps if t.job == "ps" else requested for t in tasks}
+    return requests | dict(task_gpus)
 
 
 def gpu_env(gpus: tuple[Gpu, ...] | None, *, shared: bool) -> dict[str, str]:
@@ -183,15 +184,15 @@ def shared_gpus(given: Iterable[tuple[Gpu, ...] | None]) -> frozenset[Gpu]:
     return frozenset(gpu for gpu in gpus if gpus.count(gpu) > 1)
 
 
-def explain_sharing(found: Mapping[TaskId, Share]) -> str:
+def explain_sharing(even: Mapping[TaskId, Share]) -> str:
     """Return a sentence about tasks that have to share GPUs; "" if there are none.
 
-    `found`: the shares of tasks for which the spec names no GPUs.
+    `even`: the shares of tasks for which the spec names no GPUs.
     """
-    sharing = [task for task, share in found.items() if share.gpu_is_shared]
+    sharing = [task for task, share in even.items() if share.gpu_is_shared]
     if not sharing:
         return ""
-    number = len(shared_gpus(found[task].gpus for task in sharing))
+    number = len(shared_gpus(even[task].gpus for task in sharing))
     gpus = f"{number} GPU{'s' * (number > 1)}"
     return f"{join_first(sharing)} share {gpus}, because there are fewer GPUs than tasks"
 

@@ -62,8 +62,8 @@ def _redact_env(value: Any, key: str, shown: Collection[str]) -> Any:
 def find_values(plan: Plan) -> tuple[str, ...]:
     """Return the secret values that must not be written or shown, the longest first."""
     commands = (*(task.command for task in plan.tasks), *plan.prepare.values())
-    found = {var.value for command in commands for var in command.env if var.secret}
-    searched = (value for value in found if len(value) >= MIN_LENGTH)
+    values = {var.value for command in commands for var in command.env if var.secret}
+    searched = (value for value in values if len(value) >= MIN_LENGTH)
     return tuple(sorted(searched, key=lambda value: (-len(value), value)))
 
 

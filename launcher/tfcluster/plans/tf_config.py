@@ -70,7 +70,8 @@ class Attempt:
         """The common part of every TF_CONFIG; raises KeyError for a member without a port."""
         index: dict[TaskId, int] = {}
         addresses: dict[str, list[str]] = {}
-        for task in _sorted_tasks(self):
+        tasks = (*self.members, *self._elsewhere)
+        for task in sorted(tasks, key=lambda task: (JOBS.index(task.job), task.index)):
             if self.plan.task(task).in_cluster:
                 of_job = addresses.setdefault(task.job, [])
                 index[task] = len(of_job)
@@ -118,7 +119,7 @@ def fixed(plan: Plan) -> Attempt:
 
 def preview(plan: Plan, task: TaskId) -> tuple[EnvVar, ...]:
     """Return `environment` of a first attempt, with placeholders for what is chosen at start."""
-    found = environment(
+    variables = environment(
         _planned_attempt(plan),
         task,
         run_id="RUN",
@@ -137,7 +138,7 @@ def preview(plan: Plan, task: TaskId) -> tuple[EnvVar, ...]:
     }
     return tuple(
         replace(var, source=f"{SOURCE}, {later[var.name]}") if later.get(var.name) else var
-        for var in found
+        for var in variables
     )
 
 
@@ -185,13 +186,6 @@ def environment(
 def _planned_attempt(plan: Plan) -> Attempt:
     ports = {task.id: task.port for task in plan.tasks}
     return Attempt(plan, 1, tuple(ports), ports)
-
-
-def _sorted_tasks(attempt: Attempt) -> list[TaskId]:
-    """Return the members and the tasks elsewhere in TensorFlow's order of jobs, then by index."""
-    rank: dict[str, int] = {job: place for place, job in enumerate(JOBS)}
-    tasks = (*attempt.members, *(task.id for task in attempt.plan.elsewhere))
-    return sorted(tasks, key=lambda task: (rank[task.job], task.index))
 
 
 def _tuner_environment(attempt: Attempt, task: TaskId) -> dict[str, str]:

@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,7 +32,7 @@ from tfcluster.nodes.shared_workdirs import placed_mark
 from tfcluster.plans.context import LOCAL
 from tfcluster.plans.plan import NodePlan, Plan
 from tfcluster.preflight import all_reduce, obstacles, probes
-from tfcluster.preflight.measurement import Measurement
+from tfcluster.preflight.all_reduce import Measurement
 from tfcluster.preflight.probes import probe_nodes
 from tfcluster.preflight.rules import Finding, Needs, PreflightReport
 from tfcluster.rundir import run_writer
@@ -57,31 +58,31 @@ def examine(planned: Planned, *, deep: bool = False, tell: Tell = ignore_event) 
     waited for.
     """
     plan, runtime = planned.plan, planned.spec.runtime
-    found = tuple(map(_obstacle_finding, obstacles.find(planned)))
+    findings = tuple(map(_obstacle_finding, obstacles.find(planned)))
     kind = kinds.get(plan.nodes[0].backend)
     if kind.jobs is not None and not kind.is_allocated(os.environ):
-        return _examine_job(planned, deep=deep, tell=tell).with_more(found)
+        return _examine_job(planned, deep=deep, tell=tell).with_more(findings)
     known = None
     if all(node.is_here for node in plan.nodes):
         locks = runtime_dir() / "ports"
         known = probes.probe_this_node_in_detail(plan, folder=home(), locks=locks, deep=deep)
-        known = known.with_more(found)
+        known = known.with_more(findings)
         if known.fatal or not deep:
             return known
     run_writer.make_runtime_dir()
     with tempfile.TemporaryDirectory(prefix="tfcluster-doctor-") as scratch:
         visit = _examine(plan, Path(scratch), deep=deep, runtime=runtime, tell=tell, known=known)
-        return asyncio.run(visit).with_more(found)
+        return asyncio.run(visit).with_more(findings)
 
 
 def _examine_job(planned: Planned, *, deep: bool, tell: Tell) -> PreflightReport:
     """Return what a job of the plan would meet; `deep`: also examine nodes that it would get."""
     plan, backend = planned.plan, planned.plan.nodes[0].backend
-    its = jobs.of_backend(backend)
-    assert its is not None
+    scheduler = jobs.of_backend(backend)
+    assert scheduler is not None
     runtime, run_id = planned.spec.runtime, new_run_id("doctor", time.time())
     job = jobs.submission_of(plan, runtime, home() / "runs" / run_id)
-    report = PreflightReport.of_job(backend, its.check(job, thorough=True))
+    report = PreflightReport.of_job(backend, scheduler.check(job, thorough=True))
     if not deep or report.fatal:
         return report
     given = {"run_id": run_id, "plan": to_json(plan), "runtime": runtime.model_dump(mode="json")}
@@ -89,11 +90,11 @@ def _examine_job(planned: Planned, *, deep: bool, tell: Tell) -> PreflightReport
         scratch = Path(made)
         (scratch / _GIVEN).write_text(json.dumps(given))
         try:
-            its.run_inside(job, ["-P", "-m", __name__], scratch, tell=tell)
-            found = foreign_json.read_json_object(scratch / _REPORT)
+            scheduler.run_inside(job, ["-P", "-m", __name__], scratch, tell=tell)
+            given_back = foreign_json.read_json_object(scratch / _REPORT)
         except SetupError as error:
             return report.with_more([Finding(backend, "nodes", error.message, error.fix)])
-    return report.with_nodes(PreflightReport.from_json(found))
+    return report.with_nodes(from_json(PreflightReport, given_back))
 
 
 def _examine_shared(plan: Plan, scratch: Path) -> PreflightReport:
@@ -118,7 +119,7 @@ def _examine_shared(plan: Plan, scratch: Path) -> PreflightReport:
             fix,
             is_fatal=answer.node == first,
         )
-        for answer in report.answers
+        for answer in report.seen
         if path in answer.absent
     )
 
@@ -135,14 +136,16 @@ def main(scratch: Path) -> None:
     else:
         run_id = given["run_id"]
         report = asyncio.run(
-            _examine(plan, scratch, deep=True, runtime=runtime, tell=_write_line, run_id=run_id)
+            _examine(
+                plan,
+                scratch,
+                deep=True,
+                runtime=runtime,
+                tell=partial(print, file=sys.stderr, flush=True),
+                run_id=run_id,
+            )
         )
     (scratch / _REPORT).write_text(json.dumps(report.to_json()))
-
-
-def _write_line(sentence: str) -> None:
-    sys.stderr.write(f"{sentence}\n")
-    sys.stderr.flush()
 
 
 def examine_this_machine(python: str | None = None, *, deep: bool = False) -> PreflightReport:
@@ -151,15 +154,15 @@ def examine_this_machine(python: str | None = None, *, deep: bool = False) -> Pr
     Raises UsageError for a `python` that does not exist.
     """
     workdir = Path.cwd()
-    found = interpreters.choose(python, "--python", base=workdir, workdir=workdir)()
-    found = interpreters.own_instead(found, environ=os.environ, cwd=workdir)
+    chosen = interpreters.choose(python, "--python", base=workdir, workdir=workdir)()
+    chosen = interpreters.own_instead(chosen, environ=os.environ, cwd=workdir)
     workers = str(bundle.workers_folder().parent)
     answer = replace(
         probes.machine_facts(LOCAL, home()),
-        python=found.version or "",
-        packages=dict(found.packages),
-        executable=found.path,
-        imported=machine.import_tensorflow(found.path, workers) if deep else None,
+        python=chosen.version or "",
+        packages=dict(chosen.packages),
+        executable=chosen.path,
+        imported=machine.import_tensorflow(chosen.path, workers) if deep else None,
     )
     return PreflightReport.of([answer], Needs())
 
@@ -243,8 +246,8 @@ class _Visit:
             try:
                 await self.hub.connect(node)
             except SetupError as error:
-                what = error.message.removeprefix(f"{node.name} ")
-                return Finding(node.name, "reach", what, error.fix)
+                problem = error.message.removeprefix(f"{node.name} ")
+                return Finding(node.name, "reach", problem, error.fix)
             return None
 
         nodes = self.plan.nodes
@@ -253,9 +256,9 @@ class _Visit:
             self.plan = self.plan.at(await self.hub.open(nodes))
         except SetupError as error:
             return [Finding(node.name, "reach", error.message, error.fix) for node in nodes]
-        found = await asyncio.gather(*map(connect, nodes))
-        self.connected = [n.name for n, error in zip(nodes, found, strict=True) if error is None]
-        return list(filter(None, found))
+        findings = await asyncio.gather(*map(connect, nodes))
+        self.connected = [n.name for n, error in zip(nodes, findings, strict=True) if error is None]
+        return list(filter(None, findings))
 
     def _on_message(self, node: str, message: msg.Report) -> None:
         self.hub.keep(node, message)
@@ -275,13 +278,13 @@ class _Visit:
         self, paths: RunPaths, report: PreflightReport, tell: Tell
     ) -> PreflightReport:
         """Return `report` with the all-reduces that the workers have measured, or why not."""
-        imports = {answer.node: answer.imported or {} for answer in report.answers}
-        devices = {node: found["devices"] for node, found in imports.items() if "devices" in found}
-        if why := all_reduce.why_not(self.plan, devices):
-            return replace(report, notes=(*report.notes, f"No all-reduce was measured: {why}"))
+        imports = {answer.node: answer.imported or {} for answer in report.seen}
+        devices = {node: got["devices"] for node, got in imports.items() if "devices" in got}
+        if reason := all_reduce.why_not(self.plan, devices):
+            return replace(report, notes=(*report.notes, f"No all-reduce was measured: {reason}"))
         measurement = self._measurement = Measurement(self.plan, self.hub, paths, devices)
         tell(measurement.announcement)
-        await measurement.start(report.answers, self.connected)
+        await measurement.start(report.seen, self.connected)
         await self.until(lambda: measurement.is_over or bool(self._lost))
         return measurement.added_to(report, self._lost)
 
@@ -298,7 +301,7 @@ class _Visit:
             is_lost=self._lost.__contains__,
         ):
             self._lose(name, NodeLoss(f"its agent has not answered for {ANSWER_S:.0f} s"))
-        lost = [Finding(name, "reach", why, _FIX) for name, why in self._lost.items()]
+        lost = [Finding(name, "reach", reason, _FIX) for name, reason in self._lost.items()]
         taken = ((name, self.hub.answer(name, msg.PortTaken)) for name in self.connected)
         ports = [probes.taken_port(node, reply) for node, reply in taken if reply]
         return [*lost, *ports, *self._take_addresses()]
@@ -309,8 +312,8 @@ class _Visit:
         for node, reply in held:
             error = reply and orders.interface_error(self.plan, node, reply)
             if error:
-                what = error.message.removeprefix(f"{node} ")
-                yield Finding(node, "interfaces", what, error.fix)
+                problem = error.message.removeprefix(f"{node} ")
+                yield Finding(node, "interfaces", problem, error.fix)
             else:
                 self.plan = orders.at_interface(self.plan, self.hub, [node])
 

@@ -67,9 +67,9 @@ async def probe_nodes(
     ):
         error = f"no answer for {work_s + ANSWER_S:.0f} s"
         hub.keep(name, msg.StartFailed(task=PREFLIGHT, attempt=0, error=error))
-    found = [_read_answer(plan, paths, hub, name, dials) for name in nodes]
-    silent = [finding for finding in found if isinstance(finding, Finding)]
-    seen = (*before, *(answer for answer in found if isinstance(answer, ProbeAnswer)))
+    results = [_read_answer(plan, paths, hub, name, dials) for name in nodes]
+    silent = [finding for finding in results if isinstance(finding, Finding)]
+    seen = (*before, *(answer for answer in results if isinstance(answer, ProbeAnswer)))
     needs = rules.needs_of(plan, await asyncio.to_thread(_local_script_sha256, plan))
     findings = rules.judge(seen, needs, silent={finding.node for finding in silent})
     every = (*(answer.node for answer in before), *nodes)
@@ -79,9 +79,9 @@ async def probe_nodes(
 
 def _find_shared_gpus(plan: Plan, answers: Sequence[ProbeAnswer]) -> Iterator[Finding]:
     for answer in answers:
-        if why := orders.explain_shared_gpus(plan, answer):
+        if reason := orders.explain_shared_gpus(plan, answer):
             fix = "use fewer tasks for each node, or --set resources.gpus=0 to train on the CPU"
-            yield Finding(answer.node, "GPUs", why, fix, is_fatal=False)
+            yield Finding(answer.node, "GPUs", reason, fix, is_fatal=False)
 
 
 async def probe_shared_nodes(
@@ -92,13 +92,13 @@ async def probe_shared_nodes(
     Return the answers, and warnings about what is not divided.
     """
     report = await probe_nodes(plan, paths, answers, nodes, {})
-    answered = {answer.node for answer in report.answers}
+    answered = {answer.node for answer in report.seen}
     undivided = [
         replace(f, what=f"its tasks share all cores and GPUs: {f.what}", is_fatal=False)
         for f in report.findings
         if f.node not in answered
     ]
-    return report.answers, [*undivided, *_find_shared_gpus(plan, report.answers)]
+    return report.seen, [*undivided, *_find_shared_gpus(plan, report.seen)]
 
 
 def _read_answer(
@@ -114,9 +114,9 @@ def _read_answer(
         return read(lines[-1] if lines else "", now=now, ports=own_ports, peers=peers)
     except (ValueError, OSError):
         failed = hub.answer(node, msg.StartFailed, step=PREFLIGHT)
-        why = lines[-1] if lines else failed.error if failed else "it printed nothing"
+        reason = lines[-1] if lines else failed.error if failed else "it printed nothing"
         fix = f"set runtime.hosts.{node}.python to its Python (3.9 or newer)"
-        return Finding(node, "Python", f"the checks could not run: {why}", fix)
+        return Finding(node, "Python", f"the checks could not run: {reason}", fix)
 
 
 def _local_script_sha256(plan: Plan) -> str | None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final
 
 from tfcluster.agent import foreign_json
 from tfcluster.errors import PreflightError, count_names
@@ -18,14 +18,14 @@ from tfcluster.nodes.probe_answers import ProbeAnswer
 from tfcluster.plans.context import LOCAL
 from tfcluster.plans.plan import Plan
 from tfcluster.plans.resources import GIVEN_GPUS
-from tfcluster.preflight.all_reduce import AllReduce, slowest_links
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.supervision.known_errors import fix_of_no_gpu
-from tfcluster.typed_json import from_json
+from tfcluster.typed_json import from_json, object_to_json
 
 if TYPE_CHECKING:
     from tfcluster.backends.jobs import Outlook
 
+BYTES: Final = 64_000_000
 _MIN_FREE_BYTES = 1_000_000_000
 _MIN_SHM_BYTES = 64_000_000
 _MAX_SKEW_S = 5.0
@@ -130,51 +130,52 @@ def judge(
 
 def _check_python(answer: ProbeAnswer, needs: Needs) -> Iterator[Finding]:
     if needs.tensorflow and "tensorflow" not in answer.packages:
-        fix = f"name a Python that has it: {_python_field(answer.node)}"
+        field = "--python PATH" if answer.node == LOCAL else f"runtime.hosts.{answer.node}.python"
+        fix = f"name a Python that has it: {field}"
         yield Finding(answer.node, "TensorFlow", "its Python has no TensorFlow", fix)
     imported = answer.imported or {}
     if "error" in imported and "tensorflow" in answer.packages:
-        what = f"import tensorflow fails: {imported['error']}"
+        problem = f"import tensorflow fails: {imported['error']}"
         fix = f"run on that node: {answer.executable} -c 'import tensorflow'"
-        yield Finding(answer.node, "import", what, fix)
-
-
-def _python_field(node: str) -> str:
-    return "--python PATH" if node == LOCAL else f"runtime.hosts.{node}.python"
+        yield Finding(answer.node, "import", problem, fix)
 
 
 def _check_network(answer: ProbeAnswer, silent: Collection[str]) -> Iterator[Finding]:
     for host in answer.strange_names:
         fix = "correct the name there (DNS, /etc/hosts), or write the IP address in the spec"
         yield Finding(answer.node, "names", f"{host} is not an address of this node", fix)
-    for port, why in answer.not_listening:
-        what = f"cannot listen on port {port}: {why}"
-        yield Finding(answer.node, "ports", what, "write another port in the spec (0 = choose one)")
-    for node, task, host, port, why in answer.unreachable:
+    for port, reason in answer.not_listening:
+        problem = f"cannot listen on port {port}: {reason}"
+        yield Finding(
+            answer.node, "ports", problem, "write another port in the spec (0 = choose one)"
+        )
+    for node, task, host, port, reason in answer.unreachable:
         if node in silent:
             continue
-        what = f"cannot connect to {task} ({host}:{port}): {why}"
+        problem = f"cannot connect to {task} ({host}:{port}): {reason}"
         fix = (
             "open that port between the two (firewall, security group), or write one that is open"
             " (runtime.ports: a range)"
         )
-        if _WRONG_NAME.search(why):
+        if _WRONG_NAME.search(reason):
             fix = "correct the name there (/etc/hosts, DNS); an IP address in the spec needs none"
-        yield Finding(answer.node, "peers", what, fix)
+        yield Finding(answer.node, "peers", problem, fix)
 
 
 def _check_storage(answer: ProbeAnswer, needs: Needs) -> Iterator[Finding]:
     if answer.free_bytes is not None and answer.free_bytes < _MIN_FREE_BYTES:
-        what = f"only {answer.free_bytes / 1e6:.0f} MB of disk are free"
-        yield Finding(answer.node, "disk", what, "free some disk space", False)
+        problem = f"only {answer.free_bytes / 1e6:.0f} MB of disk are free"
+        yield Finding(answer.node, "disk", problem, "free some disk space", False)
     if answer.shm_bytes is not None and answer.shm_bytes < _MIN_SHM_BYTES and answer.gpus:
-        what = f"only {answer.shm_bytes / 1e6:.0f} MB of /dev/shm are free"
+        problem = f"only {answer.shm_bytes / 1e6:.0f} MB of /dev/shm are free"
         fix = "NCCL needs shared memory: mount a larger /dev/shm (docker: --shm-size=1g)"
-        yield Finding(answer.node, "/dev/shm", what, fix, False)
-    for folder, why in answer.unwritable:
+        yield Finding(answer.node, "/dev/shm", problem, fix, False)
+    for folder, reason in answer.unwritable:
         is_fatal = folder == needs.writes  # a data set may be on a read-only mount
         fix = "make it writable for the user who runs the tasks, or name another folder"
-        yield Finding(answer.node, "folders", f"{folder} cannot be written: {why}", fix, is_fatal)
+        yield Finding(
+            answer.node, "folders", f"{folder} cannot be written: {reason}", fix, is_fatal
+        )
     local, remote = needs.script_sha256, answer.script_sha256
     if local is not None and remote is not None and local != remote:
         fix = "check that both machines mount the same working directory"
@@ -187,11 +188,15 @@ def _check_gpus(answer: ProbeAnswer, needs: Needs) -> Iterator[Finding]:
         yield Finding(answer.node, "GPUs", answer.gpu_trouble, fix, False)
         return
     if (tasks := needs.nccl.get(answer.node)) and not answer.gpus:
-        what = f"strategy.communication is NCCL, but there is no GPU for {', '.join(tasks)}"
-        yield Finding(answer.node, "GPUs", what, "--set strategy.communication=RING, or AUTO")
+        problem = f"strategy.communication is NCCL, but there is no GPU for {', '.join(tasks)}"
+        yield Finding(answer.node, "GPUs", problem, "--set strategy.communication=RING, or AUTO")
     elif (highest := needs.gpu_indexes.get(answer.node, -1)) >= len(answer.gpus):
-        what = f"GPU index {highest} is requested, but the node's GPU count is {len(answer.gpus)}"
-        yield Finding(answer.node, "GPUs", what, "correct resources.gpus, or the gpus of its tasks")
+        problem = (
+            f"GPU index {highest} is requested, but the node's GPU count is {len(answer.gpus)}"
+        )
+        yield Finding(
+            answer.node, "GPUs", problem, "correct resources.gpus, or the gpus of its tasks"
+        )
 
 
 def _check_registered_gpus(answer: ProbeAnswer, needs: Needs) -> Iterator[Finding]:
@@ -200,25 +205,25 @@ def _check_registered_gpus(answer: ProbeAnswer, needs: Needs) -> Iterator[Findin
     expected = len(answer.gpus)
     if "CUDA_VISIBLE_DEVICES" in answer.named:  # of several parts of GPUs, CUDA shows the first one
         expected = sum(not str(gpu).startswith("MIG-") for gpu in answer.visible_gpus)
-    found = list(imported.get("devices", ())).count("GPU")
-    if "devices" not in imported or not answer.gpus or found >= expected:
+    registered = list(imported.get("devices", ())).count("GPU")
+    if "devices" not in imported or not answer.gpus or registered >= expected:
         return
     listed = f"nvidia-smi lists {format_gpus(answer.gpus)}"
-    if found:
-        what = f"TensorFlow registers {found} of {expected} GPUs ({listed})"
-        yield Finding(answer.node, "GPUs", what, "compare nvidia-smi with its log", False)
+    if registered:
+        problem = f"TensorFlow registers {registered} of {expected} GPUs ({listed})"
+        yield Finding(answer.node, "GPUs", problem, "compare nvidia-smi with its log", False)
         return
-    why = imported.get("no_gpu") or "TensorFlow does not say why"
-    what = f"TensorFlow registers no GPU ({listed}): {why}"
+    reason = imported.get("no_gpu") or "TensorFlow does not say why"
+    problem = f"TensorFlow registers no GPU ({listed}): {reason}"
     fix = fix_of_no_gpu(imported.get("no_gpu_cause", ""))
-    yield Finding(answer.node, "GPUs", what, fix, answer.node in needs.with_gpus)
+    yield Finding(answer.node, "GPUs", problem, fix, answer.node in needs.with_gpus)
 
 
 def _check_clock(answer: ProbeAnswer) -> Iterator[Finding]:
     if abs(answer.clock_ahead_s) > _MAX_SKEW_S:
-        what = f"its clock differs from this machine's by {answer.clock_ahead_s:+.0f} s"
+        problem = f"its clock differs from this machine's by {answer.clock_ahead_s:+.0f} s"
         fix = "synchronize it by NTP: the times in logs are misleading"
-        yield Finding(answer.node, "clock", what, fix, False)
+        yield Finding(answer.node, "clock", problem, fix, False)
 
 
 def _compare_nodes(answers: Sequence[ProbeAnswer], needs: Needs) -> Iterator[Finding]:
@@ -241,8 +246,8 @@ def _find_outliers(
     majority = counted[0][0]
     for node, value in values.items():
         if value != majority:
-            what = f"{check}: {value} on this node, {majority} on the others"
-            yield Finding(node, check, what, "all nodes must have the same", is_fatal)
+            problem = f"{check}: {value} on this node, {majority} on the others"
+            yield Finding(node, check, problem, "all nodes must have the same", is_fatal)
 
 
 def format_gpus(gpus: Sequence[str]) -> str:
@@ -251,11 +256,47 @@ def format_gpus(gpus: Sequence[str]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class AllReduce:
+    """One measured all-reduce, in which each worker has `bytes`."""
+
+    communication: str
+    workers: tuple[str, ...]
+    nodes: tuple[str, ...]
+    """The nodes of `workers`."""
+    seconds: float
+    bytes: int = BYTES
+
+    @property
+    def gb_per_s(self) -> float:
+        """The algorithm bandwidth: bytes by time (nccl-tests, PERFORMANCE.md)."""
+        return self.bytes / self.seconds / 1e9
+
+    @property
+    def link_gb_per_s(self) -> float:
+        """The bus bandwidth: what each link of a ring carries, 2(n-1)/n of the bytes by time."""
+        return self.gb_per_s * 2 * (len(self.workers) - 1) / len(self.workers)
+
+    def to_json(self) -> dict[str, Any]:
+        rates = {"gb_per_s": self.gb_per_s, "link_gb_per_s": self.link_gb_per_s}
+        return object_to_json(self) | {name: round(rate, 4) for name, rate in rates.items()}
+
+
+def slowest_links(measured: Sequence[AllReduce]) -> Mapping[str, AllReduce]:
+    """Return communication → its slowest link, an all-reduce of two workers."""
+    by_name: dict[str, list[AllReduce]] = {}
+    for all_reduce in measured:
+        if len(all_reduce.workers) == 2:
+            by_name.setdefault(all_reduce.communication, []).append(all_reduce)
+    return {name: max(links, key=lambda link: link.seconds) for name, links in by_name.items()}
+
+
+@dataclass(frozen=True, slots=True)
 class PreflightReport:
-    """The result of a preflight: all nodes, the answers of those that gave one, and findings."""
+    """The result of a preflight."""
 
     nodes: tuple[str, ...]
-    answers: tuple[ProbeAnswer, ...]
+    seen: tuple[ProbeAnswer, ...]
+    """The answers of the nodes that gave one."""
     findings: tuple[Finding, ...]
     """The fatal ones first."""
     notes: tuple[str, ...] = ()
@@ -265,15 +306,15 @@ class PreflightReport:
     @classmethod
     def of_job(cls, backend: str, outlook: Outlook) -> PreflightReport:
         """Return the report of the scheduler of `backend`, as if it were a node."""
-        found = (Finding(backend, o.check, o.what, o.fix, o.is_fatal) for o in outlook.obstacles)
         notes = (outlook.starts,) if outlook.starts else ()
-        return cls((backend,), (), (), notes).with_more(found)
+        return cls((backend,), (), (), notes).with_more(
+            Finding(backend, o.check, o.what, o.fix, o.is_fatal) for o in outlook.obstacles
+        )
 
     @classmethod
     def of(cls, answers: Sequence[ProbeAnswer], needs: Needs) -> PreflightReport:
         """Return the report of nodes that all gave an answer."""
-        nodes = tuple(answer.node for answer in answers)
-        return cls(nodes, tuple(answers), judge(answers, needs))
+        return cls(tuple(a.node for a in answers), tuple(answers), judge(answers, needs))
 
     @property
     def fatal(self) -> tuple[Finding, ...]:
@@ -297,7 +338,7 @@ class PreflightReport:
         return replace(
             self,
             nodes=tuple(dict.fromkeys((*self.nodes, *other.nodes))),
-            answers=(*self.answers, *other.answers),
+            seen=(*self.seen, *other.seen),
             notes=(*self.notes, *other.notes),
             all_reduces=(*self.all_reduces, *other.all_reduces),
         ).with_more(other.findings)
@@ -308,34 +349,15 @@ class PreflightReport:
             raise PreflightError([(f.node, f.what, f.fix) for f in self.fatal])
 
     def to_json(self) -> dict[str, Any]:
-        """Return the report as ``doctor --json`` prints it; `from_json` reads it back."""
-        return {
-            "ok": not self.fatal,
-            "nodes": list(self.nodes),
-            "seen": [asdict(answer) for answer in self.answers],
-            "findings": [asdict(finding) for finding in self.findings],
-            "notes": list(self.notes),
-            "all_reduces": [measured.to_json() for measured in self.all_reduces],
-            "slowest_links": {
-                name: list(link.workers) for name, link in slowest_links(self.all_reduces).items()
-            },
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> PreflightReport:
-        """Read back what `to_json` returned; raises KeyError or TypeError for anything else."""
-        return cls(
-            tuple(data["nodes"]),
-            tuple(ProbeAnswer(**answer) for answer in data["seen"]),
-            tuple(Finding(**answer) for answer in data["findings"]),
-            tuple(data.get("notes", ())),
-            tuple(from_json(AllReduce, measured) for measured in data.get("all_reduces", ())),
-        )
+        """Return the report as ``doctor --json`` prints it; `typed_json.from_json` reads it."""
+        slowest = slowest_links(self.all_reduces)
+        links = {name: list(link.workers) for name, link in slowest.items()}
+        return {"ok": not self.fatal, **object_to_json(self), "slowest_links": links}
 
 
 def read_report(paths: RunPaths) -> PreflightReport | None:
     """Return the preflight report in a run's folder, or None."""
     try:
-        return PreflightReport.from_json(foreign_json.read_json_object(paths.preflight))
-    except (OSError, ValueError, KeyError, TypeError):
+        return from_json(PreflightReport, foreign_json.read_json_object(paths.preflight))
+    except (OSError, ValueError):
         return None

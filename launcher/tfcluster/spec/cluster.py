@@ -263,6 +263,11 @@ def count(cluster: Jobs, job: JobName) -> int:
     return tasks if isinstance(tasks, int) else len(tasks)
 
 
+def task_names(cluster: Jobs) -> list[str]:
+    """Return the names of all tasks, such as ``worker:0``, in the order of `JOBS`."""
+    return [f"{job}:{index}" for job in JOBS for index in range(count(cluster, job))]
+
+
 def _drop_null_jobs(cluster: Any) -> Any:
     """Drop jobs that are null: null means "not given" everywhere in the spec."""
     kept = drop_x_keys(cluster)

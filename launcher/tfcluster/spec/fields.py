@@ -90,19 +90,30 @@ class RulesBroken(ValueError):
 
     def __init__(self, mistakes: Iterable[Mistake]) -> None:
         self.mistakes = tuple(mistakes)
-        super().__init__("; ".join(f"{found.message} ({found.fix})" for found in self.mistakes))
+        super().__init__("; ".join(f"{each.message} ({each.fix})" for each in self.mistakes))
 
     @classmethod
     def check(cls, mistakes: Iterable[Mistake]) -> None:
         """Raise RulesBroken if there is any mistake."""
-        if found := tuple(mistakes):
-            raise cls(found)
+        if broken := tuple(mistakes):
+            raise cls(broken)
 
 
 def field_error(message: str, fix: str) -> PydanticCustomError:
     """Return the error of one value, with its fix, for `tfcluster.spec.problems`."""
     # Message and fix are passed as context: a brace in them must not be read as a placeholder.
     return PydanticCustomError("tfcluster", "{message}", {"message": message, "fix": fix})
+
+
+def matching(pattern: re.Pattern[str], expected: str, fix: str) -> AfterValidator:
+    """Return the check that a string matches `pattern` as a whole; any other is not `expected`."""
+
+    def check(value: str) -> str:
+        if not pattern.fullmatch(value):
+            raise field_error(f"{shorten(value)} is not {expected}", fix)
+        return value
+
+    return AfterValidator(check)
 
 
 def documented(default: Any, description: str, example: Any, **limits: Any) -> Any:
@@ -140,12 +151,11 @@ def parse_duration(value: Any) -> Any:
     return seconds
 
 
-def _check_not_zero(value: Any) -> Any:
-    if value == 0:
-        raise field_error(
-            "a deadline of 0 seconds would end every run", "leave it out for no deadline"
-        )
-    return value
+def _parse_deadline(value: Any) -> Any:
+    if (seconds := parse_duration(value)) == 0:
+        fix = "leave it out for no deadline"
+        raise field_error("a deadline of 0 seconds would end every run", fix)
+    return seconds
 
 
 _AS_JSON = WithJsonSchema(
@@ -158,9 +168,7 @@ _AS_JSON = WithJsonSchema(
 )
 Seconds = Annotated[float, BeforeValidator(parse_duration), _AS_JSON]
 """A duration in seconds; the user may write a unit."""
-Deadline = Annotated[
-    float, BeforeValidator(lambda value: _check_not_zero(parse_duration(value))), _AS_JSON
-]
+Deadline = Annotated[float, BeforeValidator(_parse_deadline), _AS_JSON]
 """A duration greater than 0."""
 
 

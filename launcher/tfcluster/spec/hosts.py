@@ -57,19 +57,16 @@ def read_hosts(choice: HostChoice) -> tuple[HostSlots, ...]:
     """
     if choice.hosts is not None and choice.hostfile is not None:
         message = "cannot be combined with --hosts"
-        raise SpecError([Problem("--hostfile", message, "keep one of them")])
+        raise SpecError.at("--hostfile", message, "keep one of them")
     if choice.hostfile is not None:
         return _read_file(choice.hostfile)
     if choice.hosts is None:
         return ()
     if _is_file(choice.hosts):
         return _read_file(choice.hosts)
-    return _parse_list(choice.hosts)
-
-
-def _parse_list(text: str) -> tuple[HostSlots, ...]:
-    items = (item.strip() for item in text.split(",") if item.strip())
-    return _collect(((f"--hosts {item}", [item]) for item in items), f"--hosts {shorten(text)}")
+    items = [item.strip() for item in choice.hosts.split(",") if item.strip()]
+    source = f"--hosts {shorten(choice.hosts)}"
+    return _collect(((f"--hosts {item}", [item]) for item in items), source)
 
 
 def _read_file(name: str) -> tuple[HostSlots, ...]:
@@ -130,7 +127,7 @@ def _is_file(text: str) -> bool:
 
 def _collect(items: Iterator[tuple[str, list[str]]], source: str) -> tuple[HostSlots, ...]:
     """Return the hosts of (place, words) items; `source` is named in problems of the whole."""
-    found: dict[str, HostSlots] = {}
+    slots_by_host: dict[str, HostSlots] = {}
     problems: list[Problem] = []
     for place, words in items:
         try:
@@ -138,41 +135,41 @@ def _collect(items: Iterator[tuple[str, list[str]]], source: str) -> tuple[HostS
         except SpecError as error:
             problems += error.problems
             continue
-        first = found.setdefault(cluster.host_key(host.host), host)
+        first = slots_by_host.setdefault(cluster.host_key(host.host), host)
         if first is not host:
             fix = "keep one; for several tasks on a host write slots=2, or host:2"
             problems.append(Problem(place, f"{host.host} is already listed: {first.place}", fix))
-    if not (found or problems):
+    if not (slots_by_host or problems):
         problems.append(Problem(source, "no host is listed", _HOST_FORM))
-    if sum(host.slots for host in found.values()) > MAX_TASKS:
+    if sum(host.slots for host in slots_by_host.values()) > MAX_TASKS:
         problems.append(Problem(source, f"more than {MAX_TASKS} slots", "use fewer slots"))
     if problems:
         raise SpecError(problems)
-    return tuple(found.values())
+    return tuple(slots_by_host.values())
 
 
 def _parse_host(words: Sequence[str], place: str) -> HostSlots:
     name, slots = words[0], None
     if "://" in name:
-        raise SpecError([Problem(place, f"{shorten(name)} has a scheme", _HOST_FORM)])
+        raise SpecError.at(place, f"{shorten(name)} has a scheme", _HOST_FORM)
     if login := _LOGIN.fullmatch(name):
         name = login[1]
     elif "@" in name:
-        raise SpecError([Problem(place, f"{shorten(name)} has no user before the @", _HOST_FORM)])
+        raise SpecError.at(place, f"{shorten(name)} has no user before the @", _HOST_FORM)
     if match := re.fullmatch(r"([^\[\]:]*|\[[^\]]*\]):([^:]*)", name):
         name, slots = match[1], _parse_slots(match[2], place)
     for word in words[1:]:
         key, equals, value = word.partition("=")
         if key != "slots" or not equals:
-            raise SpecError([Problem(place, f"{shorten(word)} is not a known setting", _HOST_FORM)])
+            raise SpecError.at(place, f"{shorten(word)} is not a known setting", _HOST_FORM)
         if slots is not None:
-            raise SpecError([Problem(place, "the slots are written twice", "keep one of them")])
+            raise SpecError.at(place, "the slots are written twice", "keep one of them")
         slots = _parse_slots(value, place)
     try:
         cluster.check_host(name, shorten(name), form=_HOST_FORM)
     except PydanticCustomError as error:
         fix = (error.context or {})["fix"]
-        raise SpecError([Problem(place, f"{shorten(name)} is not a host name", fix)]) from None
+        raise SpecError.at(place, f"{shorten(name)} is not a host name", fix) from None
     user = words[0].removesuffix(login[1]) if login else ""
     return HostSlots(name, slots or 1, user + name.strip("[]") if user else None, place)
 
@@ -180,7 +177,7 @@ def _parse_host(words: Sequence[str], place: str) -> HostSlots:
 def _parse_slots(text: str, place: str) -> int:
     if not re.fullmatch(r"[0-9]{1,5}", text) or not 1 <= int(text) <= MAX_TASKS:
         fix = f"write 1 to {MAX_TASKS}, the number of tasks; the host chooses the ports"
-        raise SpecError([Problem(place, f"{shorten(text)} is not a number of slots", fix)])
+        raise SpecError.at(place, f"{shorten(text)} is not a number of slots", fix)
     return int(text)
 
 
@@ -208,7 +205,7 @@ def _count_tasks(
         tasks = ", ".join(f"{number} {job}" for job, number in counts.items() if number)
         message = f"{total} slot{'s' * (total > 1)} for {sum(counts.values())} tasks: {tasks}"
         fix = "add hosts or slots: host:2, or slots=2 in the file"
-        raise SpecError([Problem("--hosts", message, fix)])
+        raise SpecError.at("--hosts", message, fix)
     return counts
 
 
@@ -224,7 +221,7 @@ def _refuse_task_settings(old: Mapping[str, Any], place: str) -> None:
             if isinstance(task, Mapping) and {"gpus", "env"} & task.keys():
                 message = f"cluster.{job}.{index} has its own gpus or env, which would be lost"
                 fix = "move them to resources and runtime.hosts, or leave out --hosts"
-                raise SpecError([Problem(place, message, fix)])
+                raise SpecError.at(place, message, fix)
 
 
 def _hosts_of(old: Mapping[str, Any]) -> Iterator[str]:
@@ -335,13 +332,13 @@ def _renumber_steps(
 def _find_tasks(
     option: str, texts: Sequence[str], tasks: Sequence[_Task], problems: list[Problem]
 ) -> set[_Task]:
-    found: set[_Task] = set()
+    named: set[_Task] = set()
     for item in _split_items(texts):
         try:
-            found |= _match_item(item, tasks, place=f"{option} {item}")
+            named |= _match_item(item, tasks, place=f"{option} {item}")
         except SpecError as error:
             problems += error.problems
-    return found
+    return named
 
 
 def _split_items(texts: Sequence[str]) -> Iterator[str]:
@@ -365,12 +362,12 @@ def _match_item(item: str, tasks: Sequence[_Task], *, place: str) -> set[_Task]:
     on_host = [task for task in tasks if host_key(task.host) == host_key(host)]
     if not on_host:
         message = f"no task is on the host {shorten(host)}"
-        raise SpecError([Problem(place, message, _suggest_hosts(tasks))])
-    found = {*_match_on_host(name, on_host)}
-    if not found:
+        raise SpecError.at(place, message, _suggest_hosts(tasks))
+    matching = {*_match_on_host(name, on_host)}
+    if not matching:
         fix = f"its tasks are {join_first(on_host)}"
-        raise SpecError([Problem(place, f"{host} has no task {shorten(name)}", fix)])
-    return found
+        raise SpecError.at(place, f"{host} has no task {shorten(name)}", fix)
+    return matching
 
 
 def _match_on_host(name: str, on_host: Sequence[_Task]) -> Iterator[_Task]:

@@ -20,22 +20,20 @@ from tfcluster.spec.fields import (
     Section,
     documented,
     field_error,
+    matching,
 )
-
-_MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
-
-
-def _check_module(value: str) -> str:
-    if not _MODULE.fullmatch(value):
-        fix = "write it as for `python -m`: package.module, without .py"
-        raise field_error(f"{shorten(value)} is not a module name", fix)
-    return value
-
 
 UNKNOWN_PROGRAM = "REPLACE-WITH-THE-ENTRYPOINT-OF-THE-IMAGE"
 """The command that `tfcluster import` writes where only the image knows the program."""
 Text = Annotated[str, Field(min_length=1)]
-Module = Annotated[str, AfterValidator(_check_module)]
+Module = Annotated[
+    str,
+    matching(
+        re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*"),
+        "a module name",
+        "write it as for `python -m`: package.module, without .py",
+    ),
+]
 
 
 def _check_programs(step: Section, *, needs_one: bool) -> Iterator[Mistake]:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import bisect
 import re
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -58,15 +57,9 @@ class Document:
     """Paths of keys written twice; `keys` and `values` hold the second."""
 
 
-class Lines:
-    """A map from an offset in a text to its line and column, both counted from 1."""
-
-    def __init__(self, text: str) -> None:
-        self._starts = [0, *(match.end() for match in re.finditer(r"\n", text))]
-
-    def place(self, offset: int) -> tuple[int, int]:
-        line = bisect.bisect_right(self._starts, offset)
-        return line, offset - self._starts[line - 1] + 1
+def place_in(text: str, offset: int) -> tuple[int, int]:
+    """Return the line and the column of `offset`, both counted from 1."""
+    return text.count("\n", 0, offset) + 1, offset - text.rfind("\n", 0, offset)
 
 
 def read(text: str, *, comments: bool = False) -> Document:
@@ -128,16 +121,16 @@ class _Reader:
         return self.scalar()
 
     def object(self, path: Path, depth: int) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        members: dict[str, Any] = {}
         opened = self.at
         self.at += 1
-        while self.next_item("}", opened, first=not found):
+        while self.next_item("}", opened, first=not members):
             if self.next != '"':
                 self.fail('expected a key in "double quotes"', self.quoting_fix())
             start = self.at
             key = self.string()
             member = (*path, key)
-            if key in found:
+            if key in members:
                 self.repeated.append(member)
             self.keys[member] = start
             self.skip_space()
@@ -145,16 +138,16 @@ class _Reader:
                 self.fail(f"expected ':' after the key {shorten(key)}", "add ':'")
             self.at += 1
             self.skip_space()
-            found[key] = self.value(member, depth + 1)
-        return found
+            members[key] = self.value(member, depth + 1)
+        return members
 
     def array(self, path: Path, depth: int) -> list[Any]:
-        found: list[Any] = []
+        items: list[Any] = []
         opened = self.at
         self.at += 1
-        while self.next_item("]", opened, first=not found):
-            found.append(self.value((*path, len(found)), depth + 1))
-        return found
+        while self.next_item("]", opened, first=not items):
+            items.append(self.value((*path, len(items)), depth + 1))
+        return items
 
     def next_item(self, closing: str, opened: int, *, first: bool) -> bool:
         """Step to the next item and return True; after the last, step past the bracket."""

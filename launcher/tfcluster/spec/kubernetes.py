@@ -22,6 +22,7 @@ from tfcluster.spec.fields import (
     Section,
     documented,
     field_error,
+    matching,
     required,
 )
 from tfcluster.spec.job import Text
@@ -31,47 +32,16 @@ OWN_PREFIX: Final = "tfcluster.dev/"
 OWN_FOLDER: Final = "/tfcluster"
 """The folder of tfcluster's own files in each pod."""
 
-_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", re.ASCII)
-_SUBDOMAIN = re.compile(
-    r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*", re.ASCII
-)
-_WORD = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", re.ASCII)
-_ENV_PREFIX = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,62}", re.ASCII)
-_QUANTITY = re.compile(
-    r"(\d{1,18}(\.\d{0,9})?|\.\d{1,9})([KMGTPE]i|[numkMGTPE]|[eE][+-]?\d{1,2})?", re.ASCII
-)
+_SUBDOMAIN = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
+_WORD = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+_LABEL_VALUE = re.compile(rf"({_WORD})?", re.ASCII)
 _TOLERATION = frozenset({"key", "operator", "value", "effect", "tolerationSeconds"})
 _METADATA = frozenset({"labels", "annotations"})
 _FIXED = frozenset({"hostname", "subdomain", "restartPolicy", "setHostnameAsFQDN", "hostNetwork"})
 """Fields of a pod on which tfcluster relies."""
 
 
-def _check_dns_label(value: str) -> str:
-    if not _LABEL.fullmatch(value):
-        fix = "use 1 to 63 lower-case letters, digits or '-', no '-' at either end"
-        raise field_error(f"{shorten(value)} is not a name in Kubernetes (a DNS label)", fix)
-    return value
-
-
-def _check_object_name(value: str) -> str:
-    if len(value) > 253 or not _SUBDOMAIN.fullmatch(value):
-        fix = "use lower-case letters, digits, '-' and '.', as `kubectl get` shows it"
-        raise field_error(f"{shorten(value)} is not a name in Kubernetes", fix)
-    return value
-
-
-def _check_key(value: str) -> str:
-    prefix, slash, name = value.rpartition("/")
-    if not _WORD.fullmatch(name) or (
-        slash and (len(prefix) > 253 or not _SUBDOMAIN.fullmatch(prefix))
-    ):
-        fix = 'write it as "team" or "example.com/team"'
-        raise field_error(f"{shorten(value)} is not the key of a label", fix)
-    return value
-
-
 def _check_own_key(value: str) -> str:
-    _check_key(value)
     if value.startswith(OWN_PREFIX) or value == "app.kubernetes.io/managed-by":
         raise field_error(f"{value} is set by tfcluster for each pod", "leave it out")
     return value
@@ -79,21 +49,7 @@ def _check_own_key(value: str) -> str:
 
 def is_label_value(value: str) -> bool:
     """Return whether a label can have this value."""
-    return not value or _WORD.fullmatch(value) is not None
-
-
-def _check_label_value(value: str) -> str:
-    if not is_label_value(value):
-        fix = "use at most 63 letters, digits, '-', '_' or '.', a letter or digit at either end"
-        raise field_error(f"{shorten(value)} is not the value of a label", fix)
-    return value
-
-
-def _check_quantity(value: str) -> str:
-    if not _QUANTITY.fullmatch(value):
-        fix = 'write for example 4, "500m" or "8Gi" (a lower-case m means thousandths)'
-        raise field_error(f"{shorten(value)} is not an amount in Kubernetes", fix)
-    return value
+    return _LABEL_VALUE.fullmatch(value) is not None
 
 
 def _number_to_text(value: Any) -> Any:
@@ -119,13 +75,6 @@ def _check_sub_path(value: str) -> str:
     return value
 
 
-def _check_env_prefix(value: str) -> str:
-    if not _ENV_PREFIX.fullmatch(value):
-        fix = 'use letters, digits and _, for example "DB_"'
-        raise field_error(f"{shorten(value)} cannot begin the name of a variable", fix)
-    return value
-
-
 def _check_toleration(value: dict[str, Any]) -> dict[str, Any]:
     if unknown := sorted(set(value) - _TOLERATION):
         fix = f"write it as in a pod, with {', '.join(sorted(_TOLERATION))}"
@@ -146,16 +95,58 @@ def _check_pod_template(value: dict[str, Any]) -> dict[str, Any]:
     return value
 
 
-DnsLabel = Annotated[str, AfterValidator(_check_dns_label)]
-ObjectName = Annotated[str, AfterValidator(_check_object_name)]
-Key = Annotated[str, AfterValidator(_check_key)]
-OwnKey = Annotated[str, AfterValidator(_check_own_key)]
-LabelValue = Annotated[str, AfterValidator(_check_label_value)]
+DnsLabel = Annotated[
+    str,
+    matching(
+        re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", re.ASCII),
+        "a name in Kubernetes (a DNS label)",
+        "use 1 to 63 lower-case letters, digits or '-', no '-' at either end",
+    ),
+]
+ObjectName = Annotated[
+    str,
+    matching(
+        re.compile(rf"(?=.{{1,253}}\Z){_SUBDOMAIN}", re.ASCII),
+        "a name in Kubernetes",
+        "use lower-case letters, digits, '-' and '.', as `kubectl get` shows it",
+    ),
+]
+Key = Annotated[
+    str,
+    matching(
+        re.compile(rf"((?=[^/]{{1,253}}/){_SUBDOMAIN}/)?{_WORD}", re.ASCII),
+        "the key of a label",
+        'write it as "team" or "example.com/team"',
+    ),
+]
+OwnKey = Annotated[Key, AfterValidator(_check_own_key)]
+LabelValue = Annotated[
+    str,
+    matching(
+        _LABEL_VALUE,
+        "the value of a label",
+        "use at most 63 letters, digits, '-', '_' or '.', a letter or digit at either end",
+    ),
+]
 Quantity = Annotated[
     str,
     BeforeValidator(_number_to_text),
-    AfterValidator(_check_quantity),
+    matching(
+        re.compile(
+            r"(\d{1,18}(\.\d{0,9})?|\.\d{1,9})([KMGTPE]i|[numkMGTPE]|[eE][+-]?\d{1,2})?", re.ASCII
+        ),
+        "an amount in Kubernetes",
+        'write for example 4, "500m" or "8Gi" (a lower-case m means thousandths)',
+    ),
     WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "number", "minimum": 0}]}),
+]
+EnvPrefix = Annotated[
+    str,
+    matching(
+        re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,62}", re.ASCII),
+        "the beginning of a variable's name",
+        'use letters, digits and _, for example "DB_"',
+    ),
 ]
 Toleration = Annotated[dict[str, Any], AfterValidator(_check_toleration)]
 PodTemplate = Annotated[dict[str, Any], AfterValidator(_check_pod_template)]
@@ -222,8 +213,8 @@ class Volume(Section):
         given = [name for name in _SOURCES if getattr(self, name) is not None]
         if len(given) != 1:
             choices = ", ".join(_SOURCES)
-            what = f"both {given[0]} and {given[1]}" if given else "no source"
-            message = f"the volume {self.name} has {what}"
+            sources = f"both {given[0]} and {given[1]}" if given else "no source"
+            message = f"the volume {self.name} has {sources}"
             RulesBroken.check([Mistake((), message, f"keep exactly one of {choices}")])
         return self
 
@@ -233,9 +224,7 @@ class EnvFrom(Section):
 
     secret: ObjectName | None = documented(None, "A Secret.", "wandb")
     config_map: ObjectName | None = documented(None, "A ConfigMap.", "settings")
-    prefix: Annotated[str, AfterValidator(_check_env_prefix)] | None = documented(
-        None, "Text before each name; null: none.", "DB_"
-    )
+    prefix: EnvPrefix | None = documented(None, "Text before each name; null: none.", "DB_")
 
     @model_validator(mode="after")
     def _check_source(self) -> Self:

@@ -70,7 +70,7 @@ def _source_of(value: Mapping[str, Any], where: str) -> SpecSource:
         text = json.dumps(value)
     except (TypeError, ValueError, RecursionError) as error:
         fix = "use strings, numbers, booleans, None, lists and dictionaries"
-        raise SpecError([Problem(where, f"not JSON: {describe_error(error)}", fix)]) from None
+        raise SpecError.at(where, f"not JSON: {describe_error(error)}", fix) from None
     return SpecSource(text, where, None, FilePath.cwd(), has_places=False)
 
 
@@ -111,17 +111,16 @@ class _Check:
         ]
         spec, mistakes = _validate(self._with_name())
         if spec is None or repeated:
-            ordered = sorted([*repeated, *mistakes], key=self._offset)
+            ordered = sorted([*repeated, *mistakes], key=self._file_offset)
             raise SpecError([self.problem(mistake) for mistake in dict.fromkeys(ordered)])
         return spec
 
     def problem(self, mistake: Mistake) -> Problem:
         """Return `mistake` with its place and the name of its field."""
-        place = self._place(mistake.path, on_key=mistake.on_key)
         message = mistake.message
         if mistake.path and not mistake.on_key:  # a message about a key quotes it itself
             message = f"{show_path(mistake.path)}: {message}"
-        return Problem(place, message, mistake.fix)
+        return Problem(self._place(mistake), message, mistake.fix)
 
     def _with_name(self) -> Any:
         """Return the value, named after the file if it has no name."""
@@ -137,14 +136,10 @@ class _Check:
             f"the spec has version {version}, but this tfcluster reads version {VERSION}: "
             "upgrade it with `pip install --upgrade tfcluster`"
         )
-        return Problem(self._place(("version",), on_key=False), message)
+        return Problem(self._place(Mistake(("version",), message)), message)
 
-    def _place(self, path: Path, *, on_key: bool) -> str:
-        if option := self._option(path):
-            return option
-        return self.source.place(
-            jsonc.Lines(self.source.text).place(self._file_offset(path, on_key=on_key))
-        )
+    def _place(self, mistake: Mistake) -> str:
+        return self._option(mistake.path) or self.source.place(self._file_offset(mistake))
 
     def _option(self, path: Path) -> str | None:
         """Return the option that set the value at `path`, or created the object around it."""
@@ -154,16 +149,14 @@ class _Check:
                 return override.option
         return None
 
-    def _offset(self, mistake: Mistake) -> int:
-        return self._file_offset(mistake.path, on_key=mistake.on_key)
-
-    def _file_offset(self, path: Path, *, on_key: bool) -> int:
-        places = self.document.keys if on_key else self.document.values
+    def _file_offset(self, mistake: Mistake) -> int:
+        path, document = mistake.path, self.document
+        places = document.keys if mistake.on_key else document.values
         if path in places:
             return places[path]
-        while path not in self.document.values:
+        while path not in document.values:
             path = path[:-1]
-        return self.document.values[path]
+        return document.values[path]
 
 
 def _validate(value: Any) -> tuple[ClusterSpec | None, list[Mistake]]:
@@ -178,9 +171,9 @@ def _validate(value: Any) -> tuple[ClusterSpec | None, list[Mistake]]:
     return None, [*mistakes, *_check_valid_sections(value, mistakes)]
 
 
-def _check_valid_sections(value: dict[str, Any], found: Sequence[Mistake]) -> Iterator[Mistake]:
-    """Yield broken rules between the sections in which no mistake was `found`."""
-    bad = {mistake.path[0] for mistake in found if mistake.path}
+def _check_valid_sections(value: dict[str, Any], mistakes: Sequence[Mistake]) -> Iterator[Mistake]:
+    """Yield broken rules between the sections that have none of `mistakes`."""
+    bad = {mistake.path[0] for mistake in mistakes if mistake.path}
     if not bad or "cluster" in bad:
         return
     valid = {key: section for key, section in value.items() if key not in bad}

@@ -7,18 +7,14 @@ import re
 from collections.abc import Iterator
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, model_validator
+from pydantic import model_validator
 
 from tfcluster import kinds
+from tfcluster.errors import join_first
 from tfcluster.kinds import AUTO
 from tfcluster.spec import JOBS, Path, published_schema, shorten
-from tfcluster.spec.cluster import (
-    Cluster,
-    count,
-    iter_entries,
-    parse,
-)
-from tfcluster.spec.fields import Mistake, RulesBroken, Section, documented, field_error, required
+from tfcluster.spec.cluster import Cluster, count, iter_entries, parse, task_names
+from tfcluster.spec.fields import Mistake, RulesBroken, Section, documented, matching, required
 from tfcluster.spec.job import Job
 from tfcluster.spec.sections import (
     Checkpoints,
@@ -32,17 +28,13 @@ from tfcluster.spec.sections import (
 VERSION = 1
 TUNER_VARIABLES = ("KERASTUNER_ORACLE_IP", "KERASTUNER_ORACLE_PORT", "KERASTUNER_TUNER_ID")
 _SEARCH_EXAMPLE = 'for example {"chief": 1, "worker": 2}'
-_MAX_LISTED = 8
 _THIS_MACHINE = "local"
 """The name of the node on this machine."""
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", re.ASCII)
-
-
-def _check_run_name(value: str) -> str:
-    if not _NAME.fullmatch(value):
-        fix = "use 1 to 63 letters, digits, '.', '_' or '-', beginning with a letter or digit"
-        raise field_error(f"{shorten(value)} is not a valid run name", fix)
-    return value
+_NAME = matching(
+    re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", re.ASCII),
+    "a valid run name",
+    "use 1 to 63 letters, digits, '.', '_' or '-', beginning with a letter or digit",
+)
 
 
 class ClusterSpec(Section):
@@ -56,7 +48,7 @@ class ClusterSpec(Section):
         alias="$schema",
     )
     version: Literal[1] = documented(VERSION, "Version of the spec format.", VERSION)
-    name: Annotated[str, AfterValidator(_check_run_name)] = documented(
+    name: Annotated[str, _NAME] = documented(
         "tfcluster",
         "Name of the runs; default: the name of the file without its extension.",
         "resnet-4gpu",
@@ -99,7 +91,8 @@ class ClusterSpec(Section):
                 *self._check_counts(),
                 *self._check_task_steps(),
                 *self._check_network(),
-                *_check_search(self),
+                *(_check_search_cluster(self) if self.job.kind == "tuner" else ()),
+                *(_check_search_variables(self) if self.job.kind == "tuner" else ()),
                 *self._check_backend(),
             )
         )
@@ -128,10 +121,10 @@ class ClusterSpec(Section):
                 yield Mistake(("cluster", job, index), message, fix)
         if not self._made_nodes():
             return
-        why = kinds.get(self.runtime.backend).why_no_addresses
+        reason = kinds.get(self.runtime.backend).why_no_addresses
         for (job, index), entry in iter_entries(self.cluster):
             if not (at := parse(entry.address)).is_loopback:
-                message = f"{at} is another machine's address; {why}"
+                message = f"{at} is another machine's address; {reason}"
                 fix = f'write a number: "{job}": {index + 1}, or choose another backend'
                 yield Mistake(("cluster", job, index), message, fix)
 
@@ -140,12 +133,9 @@ class ClusterSpec(Section):
         backend = self.runtime.backend
         if backend == AUTO or not (kind := kinds.get(backend)).capabilities.makes_nodes:
             return ()
-        tasks = [f"{job}-{n}" for job in JOBS for n in range(count(self.cluster, job))]
-        places = (
-            kind.place(task, number, "127.0.0.1", self.runtime) for number, task in enumerate(tasks)
-        )
-        nodes = (node for node, _ in places)
-        return tuple(dict.fromkeys(nodes))
+        files = (task.replace(":", "-") for task in task_names(self.cluster))
+        places = (kind.place(f, n, "127.0.0.1", self.runtime) for n, f in enumerate(files))
+        return tuple(dict.fromkeys(node for node, _ in places))
 
     def _check_hosts(self) -> Iterator[Mistake]:
         names, known = self._made_nodes(), {"*"}
@@ -195,13 +185,12 @@ class ClusterSpec(Section):
                 yield Mistake(("job", "secrets", index), message, fix)
 
     def _check_task_steps(self) -> Iterator[Mistake]:
-        tasks = [f"{job}:{n}" for job in JOBS for n in range(count(self.cluster, job))]
-        jobs = dict.fromkeys(task.partition(":")[0] for task in tasks)
+        tasks = task_names(self.cluster)
+        known = (*dict.fromkeys(task.partition(":")[0] for task in tasks), *tasks)
         for key in self.job.per_task:
-            if key not in jobs and key not in tasks:
-                listed = ", ".join([*jobs, *tasks][:_MAX_LISTED])
-                message = f"the cluster has no {key}"
-                yield Mistake(("job", "per_task", key), message, f"it has {listed}", on_key=True)
+            if key not in known:
+                message, fix = f"the cluster has no {key}", f"it has {join_first(known)}"
+                yield Mistake(("job", "per_task", key), message, fix, on_key=True)
 
     def _check_network(self) -> Iterator[Mistake]:
         network, backend = self.runtime.network, self.runtime.backend
@@ -231,13 +220,6 @@ class ClusterSpec(Section):
         for path, listed in lists:
             if isinstance(listed, tuple) and len(set(listed)) < len(listed):
                 yield Mistake(path, "a GPU is listed twice", "list each index once")
-
-
-def _check_search(spec: ClusterSpec) -> Iterator[Mistake]:
-    """Yield the mistakes of a KerasTuner search; other jobs may set its variables themselves."""
-    if spec.job.kind == "tuner":
-        yield from _check_search_cluster(spec)
-        yield from _check_search_variables(spec)
 
 
 def _check_search_cluster(spec: ClusterSpec) -> Iterator[Mistake]:

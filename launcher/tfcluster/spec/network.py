@@ -6,19 +6,26 @@ import re
 from collections.abc import Iterator
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, WithJsonSchema
+from pydantic import BeforeValidator, Discriminator, Field, Tag, WithJsonSchema
 
-from tfcluster.errors import UsageError
+from tfcluster.errors import UsageError, join_first
 from tfcluster.spec import JOBS, shorten
-from tfcluster.spec.cluster import Jobs, count
-from tfcluster.spec.fields import Listed, Mistake, Seconds, Section, documented, field_error
+from tfcluster.spec.cluster import Jobs, task_names
+from tfcluster.spec.fields import (
+    Listed,
+    Mistake,
+    Seconds,
+    Section,
+    documented,
+    field_error,
+    matching,
+)
 
 _RATE = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)\s?([kmgt]?)bit(?:/s|ps)?", re.ASCII | re.IGNORECASE)
 _PERCENT = re.compile(r"(\d{1,3}(?:\.\d{1,6})?)\s?%", re.ASCII)
 _FACTORS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 LEAST_RATE, MOST_RATE = 8e3, 1e12
 _RATE_FIX: Final = 'write for example "100mbit", "1gbit" or "25gbit"'
-_TASK = re.compile(rf"({'|'.join(JOBS)}):\d+")
 
 
 def parse_rate(value: Any) -> Any:
@@ -101,18 +108,16 @@ class Shape(Section):
         return {name: value for name, value in fields.items() if value is not None}
 
 
-def _check_task(value: str) -> str:
-    if not _TASK.fullmatch(value):
-        raise field_error(f"{shorten(value)} is not a task", 'write for example "worker:0"')
-    return value
+_Task = Annotated[
+    str,
+    matching(re.compile(rf"({'|'.join(JOBS)}):\d+"), "a task", 'write for example "worker:0"'),
+]
 
 
 class Cable(Shape):
     """A link of two nodes with a shape of its own."""
 
-    between: Annotated[
-        Listed[Annotated[str, AfterValidator(_check_task)]], Field(min_length=2, max_length=2)
-    ] = Field(
+    between: Annotated[Listed[_Task], Field(min_length=2, max_length=2)] = Field(
         description="Required. The two tasks whose nodes it connects.",
         examples=[["worker:0", "worker:1"]],
         json_schema_extra={"default": ["worker:0", "worker:1"]},
@@ -131,14 +136,14 @@ class Network(Shape):
 
     def find_mistakes(self, cluster: Jobs) -> Iterator[Mistake]:
         """Yield the mistakes that show only with the whole spec."""
-        tasks = [f"{job}:{n}" for job in JOBS for n in range(count(cluster, job))]
+        tasks = task_names(cluster)
         for place, shape in [((), self), *((("links", n), c) for n, c in enumerate(self.links))]:
             if shape.jitter and not shape.delay:
                 yield Mistake((*place, "jitter"), "jitter needs a delay", 'add "delay": "2ms"')
         for number, link in enumerate(self.links):
             for end, task in enumerate(link.between):
                 if task not in tasks:
-                    fix = f"it has {', '.join(tasks[:8])}"
+                    fix = f"it has {join_first(tasks)}"
                     yield Mistake(("links", number, "between", end), f"no task {task}", fix)
             if link.between[0] == link.between[1]:
                 fix = "name two tasks"
@@ -147,8 +152,6 @@ class Network(Shape):
 
 NetworkChoice = Annotated[
     Annotated[Literal["host", "private"], Tag("<word>")] | Annotated[Network, Tag("<network>")],
-    Discriminator(
-        lambda value: "<word>" if isinstance(value, str) else "<network>",
-    ),
+    Discriminator(lambda value: "<word>" if isinstance(value, str) else "<network>"),
 ]
 """A word, or an object for a simulated network."""

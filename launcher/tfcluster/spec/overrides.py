@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tfcluster.errors import Problem, SpecError
+from tfcluster.errors import SpecError
 from tfcluster.spec import Path, jsonc, published_schema, shorten
 from tfcluster.spec.fields import Mistake
 from tfcluster.spec.problems import show_path, unknown_key
@@ -35,11 +35,11 @@ def parse(text: str) -> Override:
     option = f"--set {shorten(text)[1:-1]}" if len(text) > 60 else f"--set {text}"
     if not equals or not name:
         fix = "write for example --set supervision.grace_s=60"
-        raise SpecError([Problem(option, "not FIELD=VALUE", fix)])
+        raise SpecError.at(option, "not FIELD=VALUE", fix)
     path = _resolve(tuple(name.split(".")), ())
     if path is None:
         unknown = _first_unknown(tuple(name.split(".")))
-        raise SpecError([Problem(option, unknown.message, unknown.fix)])
+        raise SpecError.at(option, unknown.message, unknown.fix)
     return Override(path, _read_value(value, path, option), option)
 
 
@@ -63,9 +63,7 @@ def _put(current: Any, rest: Path, override: Override, done: Path = ()) -> Any:
         current = {}
     if not isinstance(current, dict):
         name = show_path(done) if done else "the spec"
-        raise SpecError(
-            [Problem(override.option, f"{name} is not an object in the file", "fix the file")]
-        )
+        raise SpecError.at(override.option, f"{name} is not an object in the file", "fix the file")
     return {**current, key: _put(current.get(key), rest[1:], override, (*done, key))}
 
 
@@ -73,12 +71,10 @@ def _put_item(current: Any, index: int, rest: Path, override: Override, done: Pa
     items = [] if current is None else current
     if not isinstance(items, list):
         fix = f"set the whole list: --set {show_path(done)}='[…]'"
-        raise SpecError(
-            [Problem(override.option, f"{show_path(done)} is not a list in the file", fix)]
-        )
+        raise SpecError.at(override.option, f"{show_path(done)} is not a list in the file", fix)
     if index > len(items):
         message = f"{show_path(done)} has {len(items)} items: there is no item {index}"
-        raise SpecError([Problem(override.option, message, f"use 0 to {len(items)}")])
+        raise SpecError.at(override.option, message, f"use 0 to {len(items)}")
     old = items[index] if index < len(items) else None
     return [
         *items[:index],
@@ -92,8 +88,8 @@ def _resolve(parts: tuple[str, ...], done: Path) -> Path | None:
     if not parts:
         return done
     for step, used in _steps(parts, done):
-        if found := _resolve(parts[used:], (*done, step)):
-            return found
+        if path := _resolve(parts[used:], (*done, step)):
+            return path
     return None
 
 
@@ -128,7 +124,7 @@ def _read_value(text: str, path: Path, option: str) -> Any:
         if "string" in types:
             return _check_utf8(text, option)
         fix = _json_fix(path)
-        raise SpecError([Problem(option, f"{show_path(path)}: {error.message}", fix)]) from None
+        raise SpecError.at(option, f"{show_path(path)}: {error.message}", fix) from None
 
 
 def _json_fix(path: Path) -> str:
@@ -141,5 +137,5 @@ def _json_fix(path: Path) -> str:
 def _check_utf8(text: str, option: str) -> str:
     # Bytes of the command line that are not UTF-8 arrive as unpaired surrogates.
     if any("\ud800" <= character <= "\udfff" for character in text):
-        raise SpecError([Problem(option, "the value is not UTF-8", "write it in UTF-8")])
+        raise SpecError.at(option, "the value is not UTF-8", "write it in UTF-8")
     return text

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path as FilePath
 from typing import Any
 
-SCHEMA_FILE = "spec-v1.schema.json"
+from tfcluster.spec import Path
 
+SCHEMA_FILE = "spec-v1.schema.json"
 Node = dict[str, Any]
-Path = tuple[str | int, ...]
 
 
 def text() -> str:
@@ -32,8 +32,7 @@ def schema() -> Node:
 def branches(node: Node) -> list[Node]:
     """Return the forms that `node` allows, with references followed."""
     if "$ref" in node:
-        definition = schema()["$defs"][node["$ref"].rpartition("/")[2]]
-        return branches(definition)
+        return branches(schema()["$defs"][node["$ref"].rpartition("/")[2]])
     if "anyOf" in node:
         return [branch for option in node["anyOf"] for branch in branches(option)]
     return [node]
@@ -41,10 +40,10 @@ def branches(node: Node) -> list[Node]:
 
 def nodes_at(path: Path) -> list[Node]:
     """Return all schema nodes that apply to a value at `path`; empty for an unknown path."""
-    found: list[Node] = [schema()]
+    nodes = [schema()]
     for part in path:
-        found = [child for node in found for child in _children(node, part)]
-    return found
+        nodes = [child for node in nodes for child in _children(node, part)]
+    return nodes
 
 
 def example_at(path: Path) -> Any:
@@ -78,8 +77,8 @@ def types_at(path: Path) -> set[str]:
 @functools.cache
 def find_key(key: str) -> tuple[str, ...]:
     """Return the dotted paths at which `key` is known: at most two, the shortest first."""
-    found = [path for path in dict.fromkeys(_walk(schema(), ())) if path.endswith(f".{key}")]
-    return tuple(sorted(found, key=lambda path: path.count("."))[:2])
+    paths = [path for path in dict.fromkeys(_walk(schema(), ())) if path.endswith(f".{key}")]
+    return tuple(sorted(paths, key=lambda path: path.count("."))[:2])
 
 
 def _forms_at(path: Path) -> list[Node]:

@@ -21,6 +21,7 @@ from tfcluster.spec.fields import (
     Section,
     documented,
     field_error,
+    matching,
 )
 from tfcluster.spec.job import Text
 from tfcluster.spec.kubernetes import Kubernetes
@@ -31,13 +32,30 @@ DEFAULT_IMAGE: Final = "tfcluster-worker:latest"
 
 
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
-_USER = re.compile(r"[A-Za-z0-9_][\w.-]*(:[A-Za-z0-9_][\w.-]*)?", re.ASCII)
+_USER = matching(
+    re.compile(r"[A-Za-z0-9_][\w.-]*(:[A-Za-z0-9_][\w.-]*)?", re.ASCII),
+    "a user",
+    'write for example "root" or "1000:1000"',
+)
+_SSH_DESTINATION = matching(
+    re.compile("[^-].*", re.DOTALL),  # ssh would read an option: -oProxyCommand=… runs a program
+    "a host",
+    'write "host" or "user@host"',
+)
 _INTERFACE = re.compile(r"[\w.:@-]{1,15}", re.ASCII)
 _HOST_PATTERN = re.compile(r"[A-Za-z\d]([\w.-]*[A-Za-z\d])?", re.ASCII)
 _PORTS = re.compile(r"(\d{1,5})-(\d{1,5})", re.ASCII)
-_NODE_MEMORY = re.compile(r"\d{1,15}[kmgt]?", re.ASCII | re.IGNORECASE)
+_NODE_MEMORY = matching(
+    re.compile(r"\d{1,15}[kmgt]?", re.ASCII | re.IGNORECASE),
+    "an amount of memory",
+    'write for example "512m" or "64g"; "0" is all memory of a node',
+)
 """The value of sbatch's --mem; 0 is all memory of a node."""
-_MEMORY = re.compile(r"[1-9]\d{0,15}[bkmg]?", re.ASCII | re.IGNORECASE)
+_MEMORY = matching(
+    re.compile(r"[1-9]\d{0,15}[bkmg]?", re.ASCII | re.IGNORECASE),
+    "an amount of memory",
+    'write for example "512m" or "8g"',
+)
 """A docker memory limit (docs.docker.com, resource constraints)."""
 
 
@@ -79,13 +97,6 @@ class Keras(Section):
     )
 
 
-def _check_ssh_destination(value: str) -> str:
-    # ssh would read it as an option: -oProxyCommand=… runs a program.
-    if value.startswith("-"):
-        raise field_error(f"{shorten(value)} is not a host", 'write "host" or "user@host"')
-    return value
-
-
 class Host(Section):
     """Settings of one host."""
 
@@ -93,7 +104,7 @@ class Host(Section):
     data_dir: Text | None = documented(
         None, "Folder of the data sets (TFDS_DATA_DIR).", "/mnt/nfs/tfds"
     )
-    ssh: Annotated[Text, AfterValidator(_check_ssh_destination)] | None = documented(
+    ssh: Annotated[Text, _SSH_DESTINATION] | None = documented(
         None, "Destination for ssh; null: the host part of the address.", "anna@gpu1"
     )
     env: Env = documented(
@@ -102,13 +113,6 @@ class Host(Section):
     workdir: Text | None = documented(
         None, "Folder for each run's copy of the code; null: the cache folder.", "/scratch/anna"
     )
-
-
-def _check_user(value: str) -> str:
-    if not _USER.fullmatch(value):
-        fix = 'write for example "root" or "1000:1000"'
-        raise field_error(f"{shorten(value)} is not a user", fix)
-    return value
 
 
 def _check_option(value: str) -> str:
@@ -133,13 +137,6 @@ def _check_line(value: str) -> str:
 _Line = Annotated[Text, AfterValidator(_check_line)]
 
 
-def _check_node_memory(value: str) -> str:
-    if not _NODE_MEMORY.fullmatch(value):
-        fix = 'write for example "512m" or "64g"; "0" is all memory of a node'
-        raise field_error(f"{shorten(value)} is not an amount of memory", fix)
-    return value.lower()
-
-
 class Slurm(Section):
     """Options of the job of a run at Slurm; null leaves them to the cluster's own default."""
 
@@ -162,7 +159,7 @@ class Slurm(Section):
     cpus_per_task: Count | None = documented(
         None, "Cores for each task; a node gets as many as its tasks need.", 16
     )
-    mem: Annotated[Text, AfterValidator(_check_node_memory)] | None = documented(
+    mem: Annotated[Text, _NODE_MEMORY, AfterValidator(str.lower)] | None = documented(
         None, "Memory of each node: MB, or with a unit; 0: all of it.", "64g"
     )
     constraint: _Line | None = documented(None, "Features that the nodes must have.", "a100")
@@ -241,7 +238,7 @@ class Runtime(Section):
         "or options of srun: everything of the run there runs in it.",
         ["apptainer", "exec", "--nv", "tf.sif"],
     )
-    user: Annotated[Text, AfterValidator(_check_user)] | None = documented(
+    user: Annotated[Text, _USER] | None = documented(
         None,
         "User of the containers. Docker: a name or UID[:GID]; null: the image's user, else "
         "`nobody`. Kubernetes: UID[:GID]; null: 1000:1000.",
@@ -309,14 +306,6 @@ class Runtime(Section):
         return None, ()
 
 
-def _check_memory(value: str) -> str:
-    if not _MEMORY.fullmatch(value):
-        raise field_error(
-            f"{shorten(value)} is not an amount of memory", 'write for example "512m" or "8g"'
-        )
-    return value.lower()
-
-
 class Resources(Section):
     """GPUs, cores, memory and threads per task."""
 
@@ -334,7 +323,7 @@ class Resources(Section):
         "several.",
         True,
     )
-    memory: Annotated[Text, AfterValidator(_check_memory)] | None = documented(
+    memory: Annotated[Text, _MEMORY, AfterValidator(str.lower)] | None = documented(
         None, "Memory limit of each container; a task that exceeds it is killed. Docker only.", "8g"
     )
     threads: Count | None = documented(

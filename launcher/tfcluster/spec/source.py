@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tfcluster.agent.error_text import reason_of
-from tfcluster.errors import Problem, SpecError, similar_file
+from tfcluster.errors import SpecError, similar_file
 from tfcluster.spec import SPEC_NAMES, jsonc, run_name
-from tfcluster.spec.jsonc import Document, Lines, TextError
+from tfcluster.spec.jsonc import Document, TextError, place_in
 
 _ENDINGS = tuple(Path(name).suffix for name in SPEC_NAMES)
 _TOML_TO_JSON = (
@@ -51,7 +51,7 @@ class SpecSource:
         """Read the text in its format; raises SpecError at its first syntax error."""
         if not self.text.strip():
             fix = "write a first spec with `tfcluster init`"
-            raise SpecError([Problem(self.name, "the file is empty", fix)])
+            raise SpecError.at(self.name, "the file is empty", fix)
         try:
             if self.form in ("yaml", "yml"):
                 from tfcluster.spec import yaml_text  # takes 20 ms
@@ -59,14 +59,14 @@ class SpecSource:
                 return yaml_text.read(self.text)
             return jsonc.read(self.text, comments=self.form == "jsonc")
         except TextError as error:
-            place = self.place(Lines(self.text).place(error.offset))
-            raise SpecError([Problem(place, error.message, error.fix)]) from None
+            raise SpecError.at(self.place(error.offset), error.message, error.fix) from None
 
-    def place(self, line_and_column: tuple[int, int]) -> str:
+    def place(self, offset: int) -> str:
         """Return ``file:line:column``, or the name alone if lines mean nothing to the user."""
         if not self.has_places:
             return self.name
-        return f"{self.name}:{line_and_column[0]}:{line_and_column[1]}"
+        line, column = place_in(self.text, offset)
+        return f"{self.name}:{line}:{column}"
 
 
 def read_source(source: str | Path | None) -> SpecSource:
@@ -94,7 +94,7 @@ def _refuse_program(path: Path, name: str) -> None:
     fix = f"run it without a spec: tfcluster run -n 2 {option}{words}"
     if not option:
         fix += f"\n  → or write a spec for it: tfcluster init --script {words}"
-    raise SpecError([Problem(name, f"this is a {kind} script, not a spec", fix)])
+    raise SpecError.at(name, f"this is a {kind} script, not a spec", fix)
 
 
 def _refuse_toml(path: Path, name: str) -> None:
@@ -102,7 +102,7 @@ def _refuse_toml(path: Path, name: str) -> None:
     if path.suffix == ".toml" and os.path.isfile(path):
         old, new = shlex.quote(name), shlex.quote(f"{name.removesuffix('.toml')}.json")
         fix = f"convert it to JSON: python3 -c '{_TOML_TO_JSON}' < {old} > {new}"
-        raise SpecError([Problem(name, "a spec cannot be TOML, only JSON or YAML", fix)])
+        raise SpecError.at(name, "a spec cannot be TOML, only JSON or YAML", fix)
 
 
 def _fix_missing(path: Path, name: str) -> str:
@@ -126,63 +126,63 @@ def find_default(folder: Path) -> Path:
     Raises SpecError if there is none, or several.
     """
     names = _names_in(folder)
-    found = [name for name in SPEC_NAMES if name in names]
-    if not found and "tfcluster.toml" in names:
-        found = ["tfcluster.toml"]  # `_refuse_toml` says what to do
-    if len(found) == 1:
-        return Path(found[0])
+    specs = [name for name in SPEC_NAMES if name in names]
+    if not specs and "tfcluster.toml" in names:
+        specs = ["tfcluster.toml"]  # `_refuse_toml` says what to do
+    if len(specs) == 1:
+        return Path(specs[0])
     place = _printable(str(folder))
-    if found:
-        message = f"this folder has {' and '.join(found)}"
-        raise SpecError([Problem(place, message, "name the file to use")])
+    if specs:
+        message = f"this folder has {' and '.join(specs)}"
+        raise SpecError.at(place, message, "name the file to use")
     scripts = [name for name in names if name.startswith("train") and name.endswith(".py")]
     fix = "name a spec file, or write a first one with `tfcluster init`"
     if scripts:
         fix += f"\n  → without a spec: tfcluster run -n 2 {shlex.quote(_printable(scripts[0]))}"
     message = f"no tfcluster.json ({', '.join(_ENDINGS[1:])}) in this folder"
-    raise SpecError([Problem(place, message, fix)])
+    raise SpecError.at(place, message, fix)
 
 
-def read_text(file: str | Path, what: str, fix_missing: str) -> str:
-    """Return the text of a `what` file (spec, host). Raises SpecError, as `read_source` does."""
+def read_text(file: str | Path, kind: str, fix_missing: str) -> str:
+    """Return the text of a `kind` file (spec, host). Raises SpecError, as `read_source` does."""
     name = _printable(str(file))
     path = Path(os.path.expanduser(file))
     try:
         if stat.S_ISDIR(os.stat(path).st_mode):
-            message = f"this is a folder, not a {what} file"
+            message = f"this is a folder, not a {kind} file"
             inside = [entry for entry in SPEC_NAMES if (path / entry).exists()]
-            example = f": {os.path.join(name, inside[0])}" if inside and what == "spec" else ""
-            raise SpecError([Problem(name, message, f"name the {what} file in it{example}")])
+            example = f": {os.path.join(name, inside[0])}" if inside and kind == "spec" else ""
+            raise SpecError.at(name, message, f"name the {kind} file in it{example}")
         with path.open("rb") as reader:
-            return _decode(reader.read(MAX_BYTES + 1), name, what)
+            return _decode(reader.read(MAX_BYTES + 1), name, kind)
     except FileNotFoundError:
-        raise SpecError([Problem(name, "no such file", fix_missing)]) from None
+        raise SpecError.at(name, "no such file", fix_missing) from None
     except OSError as error:
         fix = "check the path and its permissions"
-        raise SpecError([Problem(name, f"cannot be read: {reason_of(error)}", fix)]) from None
+        raise SpecError.at(name, f"cannot be read: {reason_of(error)}", fix) from None
     except ValueError:
-        raise SpecError([Problem(name, "not a valid path", "check the path")]) from None
+        raise SpecError.at(name, "not a valid path", "check the path") from None
 
 
-def read_stdin(what: str) -> str:
-    """Return the text of a `what` file from standard input. Raises SpecError."""
+def read_stdin(kind: str) -> str:
+    """Return the text of a `kind` file from standard input. Raises SpecError."""
     if sys.stdin is None:
-        raise SpecError([Problem("<stdin>", "standard input is closed", f"name a {what} file")])
-    return _decode(sys.stdin.buffer.read(MAX_BYTES + 1), "<stdin>", what)
+        raise SpecError.at("<stdin>", "standard input is closed", f"name a {kind} file")
+    return _decode(sys.stdin.buffer.read(MAX_BYTES + 1), "<stdin>", kind)
 
 
-def _decode(data: bytes, name: str, what: str) -> str:
+def _decode(data: bytes, name: str, kind: str) -> str:
     if len(data) > MAX_BYTES:
         message = f"larger than {MAX_BYTES // 1024**2} MiB"
-        raise SpecError([Problem(name, message, f"check that this is a {what} file")])
+        raise SpecError.at(name, message, f"check that this is a {kind} file")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         before = data[: error.start].decode("utf-8-sig", "replace")
-        line, column = Lines(before).place(len(before))
+        line, column = place_in(before, len(before))
         message = f"byte 0x{data[error.start]:02x} is not UTF-8"
-        problem = Problem(f"{name}:{line}:{column}", message, "save the file as UTF-8")
-        raise SpecError([problem]) from None
+        place = f"{name}:{line}:{column}"
+        raise SpecError.at(place, message, "save the file as UTF-8") from None
 
 
 def _printable(text: str) -> str:

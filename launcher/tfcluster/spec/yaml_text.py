@@ -85,16 +85,16 @@ def read(text: str) -> Document:
 
 def _syntax_error(error: yaml.MarkedYAMLError, text: str) -> TextError:
     mark = error.problem_mark or error.context_mark
-    what = " ".join(filter(None, (error.context, error.problem)))
+    problem = " ".join(filter(None, (error.context, error.problem)))
     fix = "check the indentation and the quotes"
     offset = mark.index if mark is not None else 0
-    if "\\t" in what or text[offset : offset + 1] == "\t":
+    if "\\t" in problem or text[offset : offset + 1] == "\t":
         fix = "indent with spaces, not with tabs"
-    elif "single document" in what:
+    elif "single document" in problem:
         fix = "keep one document: remove the part after ---"
-    elif "mapping values are not allowed" in what:
+    elif "mapping values are not allowed" in problem:
         fix = "put a text with ': ' in quotes, and check the indentation"
-    return TextError(offset, f"not valid YAML: {what}", fix)
+    return TextError(offset, f"not valid YAML: {problem}", fix)
 
 
 @dataclass(slots=True)
@@ -125,15 +125,15 @@ class _Reader:
         return self.scalar(node)
 
     def mapping(self, node: yaml.MappingNode, path: Path, depth: int) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        members: dict[str, Any] = {}
         for key_node, value_node in node.value:
             key = self.key(key_node)
             member = (*path, key)
-            if key in found:
+            if key in members:
                 self.repeated.append(member)
             self.keys[member] = key_node.start_mark.index
-            found[key] = self.value(value_node, member, depth + 1)
-        return found
+            members[key] = self.value(value_node, member, depth + 1)
+        return members
 
     def key(self, node: yaml.Node) -> str:
         self.check_tag(node)
@@ -157,15 +157,25 @@ class _Reader:
             value = _BOOLS[text.lower()]
         elif kind in ("int", "float") and (match := NUMBER.fullmatch(text)):
             value = float(text) if match[1] or match[2] else int(text[:100])
-        else:
-            self.check_word(node, text)
-        _check_scalar(value, node.start_mark.index)
+        elif trap := _find_trap(text):
+            self.fail(node, f"{shorten(text)} {trap[0]}", trap[1])
+        self.check_scalar(node, value)
         return value
 
-    def check_word(self, node: yaml.ScalarNode, text: str) -> None:
-        """Raise TextError for a plain word that might be meant as something else than itself."""
-        if trap := _find_trap(text):
-            self.fail(node, f"{shorten(text)} {trap[0]}", trap[1])
+    def check_scalar(self, node: yaml.ScalarNode, value: str | float | None) -> None:
+        """Raise TextError for a value that JSON cannot hold or that no program can be passed."""
+        if isinstance(value, str):
+            if "\0" in value:
+                message = "the character \\u0000 cannot be passed to a program"
+                self.fail(node, message, "remove it")
+            if any("\ud800" <= character <= "\udfff" for character in value):
+                message = "half of a character (an unpaired surrogate)"
+                self.fail(node, message, "write the character")
+        elif isinstance(value, float) and not math.isfinite(value):
+            self.fail(node, "not a finite number", "write a finite number")
+        elif value is not None and abs(value) >= 10**MAX_NUMBER_LENGTH:
+            fix = f"write at most {MAX_NUMBER_LENGTH} characters"
+            self.fail(node, "a number with too many digits", fix)
 
     def check_tag(self, node: yaml.Node) -> None:
         """Raise TextError for a tag that the user wrote, except ``!!str``."""
@@ -177,20 +187,3 @@ class _Reader:
         """Return the tag that `node` has if the user wrote none."""
         is_plain = getattr(node, "style", None) is None
         return str(self.resolver.resolve(type(node), node.value, (is_plain, not is_plain)))
-
-
-def _check_scalar(value: str | int | float | None, offset: int) -> None:
-    """Raise TextError for a value that JSON cannot hold or that no program can be passed."""
-    if isinstance(value, str):
-        if "\0" in value:
-            raise TextError(
-                offset, "the character \\u0000 cannot be passed to a program", "remove it"
-            )
-        if any("\ud800" <= character <= "\udfff" for character in value):
-            message = "half of a character (an unpaired surrogate)"
-            raise TextError(offset, message, "write the character")
-    elif isinstance(value, float) and not math.isfinite(value):
-        raise TextError(offset, "not a finite number", "write a finite number")
-    elif value is not None and abs(value) >= 10**MAX_NUMBER_LENGTH:
-        fix = f"write at most {MAX_NUMBER_LENGTH} characters"
-        raise TextError(offset, "a number with too many digits", fix)

@@ -10,8 +10,14 @@ from rich.text import Text
 
 from tfcluster.errors import join_first
 from tfcluster.nodes.probe_answers import ProbeAnswer
-from tfcluster.preflight.all_reduce import AllReduce, slowest_links
-from tfcluster.preflight.rules import VERSIONS, Finding, PreflightReport, format_gpus
+from tfcluster.preflight.rules import (
+    VERSIONS,
+    AllReduce,
+    Finding,
+    PreflightReport,
+    format_gpus,
+    slowest_links,
+)
 from tfcluster.ui.formats import format_bytes, plural
 from tfcluster.ui.lines import sanitize_text
 from tfcluster.ui.render import UNLIMITED, Grid, part_lines
@@ -180,7 +186,7 @@ def _rows(
 
     A backend's own checks of a job, such as ``permissions`` and ``volumes``, come first.
     """
-    answers = {answer.node: answer for answer in report.answers}
+    answers = {answer.node: answer for answer in report.seen}
     own = [finding.check for finding in report.findings if finding.check not in _ROWS]
     for check, show in {**dict.fromkeys(own, _no_value), **_ROWS}.items():
         cells = [

@@ -38,7 +38,7 @@ from tfcluster.backends import jobs
 own = jobs.own("slurm")
 print(own.id, own.restarts, flush=True)
 if own.restarts == 0 and own.id == os.environ["SLURM_ARRAY_JOB_ID"]:
-    own.its.requeue(own.id)
+    own.scheduler.requeue(own.id)
 time.sleep(600)
 """
     path = site.write("own.py", script)

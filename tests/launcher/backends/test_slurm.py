@@ -19,7 +19,7 @@ from tfcluster.backends import jobs
 from tfcluster.backends.base import RunContext
 from tfcluster.backends.jobs import Submission
 from tfcluster.backends.relayed import STARTER, Unreached
-from tfcluster.backends.slurm import KIND, slurm_jobs, slurm_nodes, slurm_own_job
+from tfcluster.backends.slurm import KIND, slurm_jobs, slurm_nodes
 from tfcluster.backends.slurm.batch_script import format_script, job_options
 from tfcluster.backends.slurm.slurm_commands import clean_environ
 from tfcluster.backends.slurm.slurm_nodes import SlurmNodes
@@ -282,7 +282,7 @@ def test_a_coordinator_starts_once_in_a_job_of_equal_nodes(
 ) -> None:
     environ = {name: value for name, value in {**IN_JOB, **more}.items() if value is not None}
     with pytest.raises(SetupError, match=says):
-        slurm_own_job.own(environ)
+        slurm_jobs.own(environ)
 
 
 @pytest.mark.parametrize(
@@ -294,4 +294,4 @@ def test_a_coordinator_starts_once_in_a_job_of_equal_nodes(
     ],
 )
 def test_a_shell_in_a_job_may_start_it(more: dict[str, str]) -> None:
-    assert slurm_own_job.own({**IN_JOB, **more}) == ("7", 0)
+    assert slurm_jobs.own({**IN_JOB, **more}) == ("7", 0)

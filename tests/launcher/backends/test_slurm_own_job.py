@@ -9,7 +9,7 @@ from signal import SIGTERM, SIGUSR1
 import pytest
 
 from tfcluster.backends.jobs import Ending
-from tfcluster.backends.slurm import slurm_own_job
+from tfcluster.backends.slurm import slurm_jobs
 from tfcluster.backends.slurm.slurm_commands import SlurmError
 
 _JOB = (
@@ -32,7 +32,7 @@ def slurm(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
             return f"PartitionName=main PreemptMode={facts['mode']} State=UP"
         return _JOB.format(**facts)
 
-    monkeypatch.setattr(slurm_own_job, "ask", ask)
+    monkeypatch.setattr(slurm_jobs, "ask", ask)
     return facts
 
 
@@ -66,13 +66,13 @@ def test_the_end_of_a_job_has_a_reason_and_maybe_a_way_back(
     slurm: dict[str, str], changes: dict[str, str], signal: int | None, expected: Ending | None
 ) -> None:
     slurm.update(changes)
-    assert slurm_own_job.ending("7", restarts=0, signal=signal) == expected
+    assert slurm_jobs.ending("7", restarts=0, signal=signal) == expected
 
 
 def test_a_job_that_is_in_the_queue_already_need_not_be_put_there(slurm: dict[str, str]) -> None:
     slurm["refusal"] = "Job is pending execution"
     slurm.update(state="COMPLETING", end="Unknown")
-    slurm_own_job.requeue("7")
+    slurm_jobs.requeue("7")
     slurm.update(_RUNNING)
     with pytest.raises(SlurmError, match="job 7 cannot go back into the queue"):
-        slurm_own_job.requeue("7")
+        slurm_jobs.requeue("7")

@@ -19,8 +19,7 @@ from tfcluster.checkpoints import copying
 from tfcluster.checkpoints.completeness import Checkpoint, Kind, Newest
 from tfcluster.checkpoints.copying import CancelledError, LocalSource, copy_verified
 from tfcluster.checkpoints.gatherer import Gatherer
-from tfcluster.checkpoints.restore import fill, newest_of
-from tfcluster.checkpoints.store import Gathered, Store
+from tfcluster.checkpoints.store import Gathered, Store, fill, newest_of
 
 from .files import (
     delete_prefix,

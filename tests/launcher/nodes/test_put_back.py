@@ -14,8 +14,7 @@ from tfcluster.agent.catalogue import Saved
 from tfcluster.checkpoints.completeness import find
 from tfcluster.checkpoints.copying import SourceChangedError, scan
 from tfcluster.checkpoints.gatherer import Gatherer
-from tfcluster.checkpoints.restore import newest_of
-from tfcluster.checkpoints.store import Gathered, Store
+from tfcluster.checkpoints.store import Gathered, Store, newest_of
 from tfcluster.nodes import filling
 from tfcluster.nodes.filling import LocalTarget
 

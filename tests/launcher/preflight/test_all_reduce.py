@@ -16,10 +16,10 @@ from tfcluster.nodes.hub import Hub
 from tfcluster.nodes.probe_answers import ProbeAnswer
 from tfcluster.plans.plan import NodePlan, Plan, TaskId
 from tfcluster.preflight import all_reduce
-from tfcluster.preflight.all_reduce import AllReduce
-from tfcluster.preflight.measurement import Measurement
-from tfcluster.preflight.rules import Finding, PreflightReport
+from tfcluster.preflight.all_reduce import Measurement
+from tfcluster.preflight.rules import AllReduce, Finding, PreflightReport
 from tfcluster.rundir.paths import RunPaths
+from tfcluster.typed_json import from_json
 from tfcluster.ui.preflight_table import format_report
 
 CPU, GPU = ("CPU",), ("CPU", "GPU")
@@ -165,7 +165,7 @@ def test_the_json_has_the_bandwidths_and_can_be_read_back() -> None:
         "RING": ["worker:0", "worker:2"],
         "NCCL": ["worker:0", "worker:1"],
     }
-    assert PreflightReport.from_json(data).all_reduces == FOUND
+    assert from_json(PreflightReport, data).all_reduces == FOUND
 
 
 # -- the measurement -------------------------------------------------------------------------

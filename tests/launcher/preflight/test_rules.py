@@ -19,6 +19,7 @@ from tfcluster.preflight import rules
 from tfcluster.preflight.rules import Finding, Needs, PreflightReport
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.supervision.connectivity import between
+from tfcluster.typed_json import from_json
 from tfcluster.ui.preflight_table import format_report
 
 VERSIONS = {"tensorflow": "2.15.1", "keras": "2.15.0", "numpy": "1.26.4", "protobuf": "4.25.9"}
@@ -252,7 +253,7 @@ def test_fewer_registered_gpus_than_the_driver_lists_are_a_warning() -> None:
 
 def test_a_report_is_the_same_after_it_is_saved_and_loaded() -> None:
     report = PreflightReport(("a", "b"), (A, B), (Finding("b", "clock", "late", "NTP", False),))
-    loaded = PreflightReport.from_json(json.loads(json.dumps(report.to_json())))
+    loaded = from_json(PreflightReport, json.loads(json.dumps(report.to_json())))
     assert json.dumps(loaded.to_json()) == json.dumps(report.to_json())
     assert report.warnings == report.findings
     report.require()
@@ -268,8 +269,8 @@ def test_the_report_of_a_scheduler_is_joined_by_that_of_its_nodes() -> None:
     with pytest.raises(PreflightError, match="slurm: no\n  → less"):
         job.require()
     report = job.with_nodes(PreflightReport(("a",), (A,), (Finding("a", "clock", "late", "NTP"),)))
-    assert (report.nodes, report.answers) == (("slurm", "a"), (A,))
-    assert PreflightReport.from_json(json.loads(json.dumps(report.to_json()))).notes == job.notes
+    assert (report.nodes, report.seen) == (("slurm", "a"), (A,))
+    assert from_json(PreflightReport, json.loads(json.dumps(report.to_json()))).notes == job.notes
     shown = format_report(report, width=None, colours=False)
     assert "nodes       !" in shown
     assert "note: slurm: one is down\n  → wait" in shown

@@ -183,10 +183,10 @@ def is_here(environ: Mapping[str, str]) -> bool:
         return True
     argv = ["docker", "context", "inspect", daemon.value, "--format", "{{.Endpoints.docker.Host}}"]
     try:
-        found = subprocess.run(argv, env=dict(environ), capture_output=True, text=True, timeout=10)
+        done = subprocess.run(argv, env=dict(environ), capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return False
-    return found.stdout.startswith("unix://")
+    return done.stdout.startswith("unix://")
 
 
 def _current_context(environ: Mapping[str, str]) -> str:
@@ -204,11 +204,11 @@ async def find_image(image: str, tell: Tell) -> str:
     Images that only `tfcluster build` makes are not pulled. Raises SetupError.
     """
     inspect = ("image", "inspect", "--format", "{{.Config.User}}", image)
-    found = await ask(*inspect)
-    if found.is_ok:
-        return found.out
-    if "No such image" not in found.stderr:
-        raise DockerError("docker cannot inspect the image", found.stderr)
+    inspected = await ask(*inspect)
+    if inspected.is_ok:
+        return inspected.out
+    if "No such image" not in inspected.stderr:
+        raise DockerError("docker cannot inspect the image", inspected.stderr)
     name, _, tag = image.partition(":")
     if name == _OWN_IMAGE:
         version = f" --tensorflow {tag[2:]}" if tag.startswith("tf") else ""

@@ -79,16 +79,16 @@ class RunningContainer:
     async def _find_loss(self) -> NodeLoss | None:
         """Return why it ended or does not answer; None if nothing is wrong with it."""
         try:
-            found = await ask(
+            inspected = await ask(
                 *("inspect", "--type", "container", "--format", _STATE, self.name),
                 patience_s=_ANSWER_S,
             )
-            if not found.is_ok:
-                if "No such" not in found.stderr:
-                    return NodeLoss(f"docker says: {found.stderr}")
+            if not inspected.is_ok:
+                if "No such" not in inspected.stderr:
+                    return NodeLoss(f"docker says: {inspected.stderr}")
                 removed = f"its container {self.name} has been removed"
                 return NodeLoss(removed, LossNature.INFRASTRUCTURE)
-            state = foreign_json.parse_json_object(found.out)
+            state = foreign_json.parse_json_object(inspected.out)
             if not state.get("Running"):
                 return describe_end(self.name, state, await self._last_line())
             if state.get("Paused"):
@@ -124,28 +124,28 @@ class RunningContainer:
 
     async def _is_off_network(self) -> bool:
         networks = "{{json .NetworkSettings.Networks}}"
-        found = await ask("inspect", "--format", networks, self.name, patience_s=_ANSWER_S)
-        joined = foreign_json.parse_json(found.out) if found.is_ok else None
-        return found.is_ok and not (isinstance(joined, dict) and self.network in joined)
+        inspected = await ask("inspect", "--format", networks, self.name, patience_s=_ANSWER_S)
+        joined = foreign_json.parse_json(inspected.out) if inspected.is_ok else None
+        return inspected.is_ok and not (isinstance(joined, dict) and self.network in joined)
 
     async def _last_line(self) -> str:
-        found = await ask("logs", "--tail", _LOG_LINES, self.name, patience_s=_ANSWER_S)
-        lines = f"{found.out}\n{found.stderr}".strip().splitlines()
+        logs = await ask("logs", "--tail", _LOG_LINES, self.name, patience_s=_ANSWER_S)
+        lines = f"{logs.out}\n{logs.stderr}".strip().splitlines()
         return lines[-1] if lines else ""
 
 
 def describe_end(name: str, state: dict[str, Any], last_line: str) -> NodeLoss:
     """Return how a container ended; `state` as `docker inspect` shows it."""
-    code, what = state.get("ExitCode"), f"its container {name}"
+    code, reason = state.get("ExitCode"), f"its container {name}"
     if state.get("OOMKilled") and code == _KILLED:
-        what += " was killed: it took more memory than resources.memory allows"
-        return NodeLoss(what, LossNature.OUT_OF_MEMORY)
+        reason += " was killed: it took more memory than resources.memory allows"
+        return NodeLoss(reason, LossNature.OUT_OF_MEMORY)
     if code == _KILLED:
-        what += " was killed (docker kill, docker stop, a daemon that ended)"
-        return NodeLoss(what, LossNature.INFRASTRUCTURE)
-    why = state.get("Error") or last_line
-    what += f" ended with exit code {code}" + (f": {why}" if why else "")
-    return NodeLoss(what, LossNature.OWN_FAILURE)
+        reason += " was killed (docker kill, docker stop, a daemon that ended)"
+        return NodeLoss(reason, LossNature.INFRASTRUCTURE)
+    cause = state.get("Error") or last_line
+    reason += f" ended with exit code {code}" + (f": {cause}" if cause else "")
+    return NodeLoss(reason, LossNature.OWN_FAILURE)
 
 
 def as_user(user: str) -> tuple[str, ...]:
@@ -181,8 +181,8 @@ def _taken_off_network(container: RunningContainer) -> str:
 
 
 def _paused(name: str) -> NodeLoss:
-    what = f"its container {name} is paused; `docker unpause {name}` resumes it"
-    return NodeLoss(what, LossNature.INFRASTRUCTURE)
+    reason = f"its container {name} is paused; `docker unpause {name}` resumes it"
+    return NodeLoss(reason, LossNature.INFRASTRUCTURE)
 
 
 def _limits(container: Container) -> Iterator[str]:

@@ -98,8 +98,8 @@ class DockerNodes(Nodes):
             await container.explain()
             await container.end()
             loss = container.loss or NodeLoss(str(error))
-            what = f"{node.name} cannot be reached: {loss}"
-            raise NodeLostError(what, nature=loss.nature) from error
+            message = f"{node.name} cannot be reached: {loss}"
+            raise NodeLostError(message, nature=loss.nature) from error
         self._have_copied(node, container, link.welcome.cache)
         return link
 
@@ -132,8 +132,8 @@ class DockerNodes(Nodes):
 
     async def repair(self) -> list[str]:
         """Reconnect containers that were taken off the run's network; return what was done."""
-        repaired = await asyncio.gather(*(one.repair() for one in self._containers.values()))
-        return list(filter(None, repaired))
+        repairs = (container.repair() for container in self._containers.values())
+        return list(filter(None, await asyncio.gather(*repairs)))
 
     async def _end(self) -> None:
         """Remove what the run created, unless folders in the containers must stay."""
@@ -148,7 +148,7 @@ class DockerNodes(Nodes):
             past_runs.forget(run)
         elif self.keeps_folders:
             await sweeper.dismiss()
-            names = ", ".join(one.name for one in self._containers.values())
+            names = ", ".join(container.name for container in self._containers.values())
             kept = f"files were not gathered, so the containers stay: {names};"
             self.run.warn_at_end(f"{kept} `tfcluster down {run}` removes them")
         elif leftover := await sweeper.sweep(more_may_come=bool(self._starting)):
@@ -212,15 +212,11 @@ class DockerNodes(Nodes):
             assert container is not None
             alike = replace(container, cores=None, gpus=None)
             if alike not in users:
-                users[alike] = await self._find_user(alike)
+                image_user = await find_image(alike.image, self.run.tell)
+                caller = await _find_caller(alike)
+                default = caller or (() if image_user else as_user(NOBODY))
+                users[alike] = default if alike.user is None else as_user(alike.user)
             self._users[node.name] = users[alike]
-
-    async def _find_user(self, container: Container) -> tuple[str, ...]:
-        image_user = await find_image(container.image, self.run.tell)
-        caller = await _find_caller(container)
-        if container.user is not None:
-            return as_user(container.user)
-        return caller or (() if image_user else as_user(NOBODY))
 
 
 def _container_of(run_id: str, node: NodePlan) -> RunningContainer:
@@ -228,26 +224,20 @@ def _container_of(run_id: str, node: NodePlan) -> RunningContainer:
 
 
 async def _find_caller(container: Container) -> tuple[str, ...]:
-    """Return the options that run tasks as the caller, where they use the caller's folders."""
-    if container.data_dir is None and container.shared_dir is None:
-        return ()
-    user = await _options_for_caller()
-    if user and container.shared_dir is not None:
-        with contextlib.suppress(OSError):  # docker reports a folder that is missing
-            os.makedirs(container.shared_dir, exist_ok=True)
-    return user
-
-
-async def _options_for_caller() -> tuple[str, ...]:
-    """Return options that run tasks as the caller, who then owns their files.
+    """Return options that run tasks as the caller, where they use the caller's folders.
 
     There are none if the daemon is on another machine. A rootless daemon maps its root to the
     caller (docs.docker.com, rootless).
     """
+    if container.data_dir is None and container.shared_dir is None:
+        return ()
     if not await asyncio.to_thread(is_here, os.environ):
         return ()
-    found = await ask("info", "--format", "{{json .SecurityOptions}}")
-    if "name=rootless" in found.out:
+    if container.shared_dir is not None:
+        with contextlib.suppress(OSError):  # docker reports a folder that is missing
+            os.makedirs(container.shared_dir, exist_ok=True)
+    info = await ask("info", "--format", "{{json .SecurityOptions}}")
+    if "name=rootless" in info.out:
         return ("--user", "0:0", *HOME)
     groups = [word for group in os.getgroups() for word in ("--group-add", str(group))]
     return ("--user", f"{os.getuid()}:{os.getgid()}", *groups, *HOME)

@@ -177,9 +177,9 @@ def _rows(
     if done.returncode != 0:
         raise SilentError(plain(done.stderr))
     for line in done.stdout.decode(errors="replace").splitlines():
-        found, _, rest = line.partition("\t")
+        thing, _, rest = line.partition("\t")
         run_id, _, coordinator = rest.partition("\t")
-        yield _Row(listing[0], found, run_id, coordinator)
+        yield _Row(listing[0], thing, run_id, coordinator)
 
 
 def _docker(

@@ -137,8 +137,8 @@ def choose(version: str | None, constraints: Path) -> Pin:
     """
     pins = {}
     for path in sorted(constraints.glob("*.txt")):
-        if found := _PIN.search(path.read_text(encoding="utf-8")):
-            pins[path.name] = found[1]
+        if pin := _PIN.search(path.read_text(encoding="utf-8")):
+            pins[path.name] = pin[1]
     if version is None:
         return Pin(pins[NEWEST], NEWEST)
     if not _VERSION.fullmatch(version):

@@ -65,8 +65,8 @@ def adopt(runtime_dir: Path, key: str, config: AgentConfig) -> Adopted | None:
 def find(runtime_dir: Path) -> Iterator[WarmAgent]:
     """Yield the warm agents of this user that answer, in no order."""
     for path in (runtime_dir / "warm").glob("*.sock"):
-        if found := _parse(_ask(path, {"op": "tell"}, _ANSWER_S)[0]):
-            yield found
+        if agent := _parse(_ask(path, {"op": "tell"}, _ANSWER_S)[0]):
+            yield agent
 
 
 def end(runtime_dir: Path) -> list[int]:
@@ -74,8 +74,8 @@ def end(runtime_dir: Path) -> list[int]:
     waited: dict[int, int] = {}
     for path in (runtime_dir / "warm").glob("*.sock"):
         answer, pid = _ask(path, {"op": "end"}, _ANSWER_S)
-        if found := _parse(answer):
-            waited[found.pid] = found.guard
+        if agent := _parse(answer):
+            waited[agent.pid] = agent.guard
         elif pid:
             os.kill(pid, signal.SIGKILL)
             waited[pid] = pid

@@ -67,8 +67,8 @@ class Switch:
         for number, (node, address) in enumerate(self._addresses.items()):
             self._plug(node, address, f"port{number}", order["shape"])
         for number, link in enumerate(order["links"]):
-            one, other = link["between"]
-            self._connect(f"link{number}", one, other, link["shape"])
+            first, second = link["between"]
+            self._connect(f"link{number}", first, second, link["shape"])
 
     def doors(self) -> dict[str, dict[str, str]]:
         """Return node → the namespaces that its agent enters, as paths, by their kind."""
@@ -98,12 +98,12 @@ class Switch:
         self._shape(namespace, "eth0", shape)
         self._shape(self._own, port, _without_netem(shape))
 
-    def _connect(self, name: str, one: str, other: str, shape: Mapping[str, float]) -> None:
+    def _connect(self, name: str, first: str, second: str, shape: Mapping[str, float]) -> None:
         """Lay a cable between two nodes, which takes all that they send each other."""
-        ends = ((one, other), (other, one))
+        ends = ((first, second), (second, first))
         with IPRoute() as inside:
-            peer = {"ifname": name, "net_ns_fd": self._namespaces[other]}
-            near = self._namespaces[one]
+            peer = {"ifname": name, "net_ns_fd": self._namespaces[second]}
+            near = self._namespaces[first]
             inside.link("add", ifname=name, kind="veth", net_ns_fd=near, peer=peer)
         for node, far in ends:
             with _inside(self._namespaces[node], self._own) as inside:
@@ -202,8 +202,8 @@ def _needing(module: str, what: str) -> Iterator[None]:
 
 
 def _index(inside: IPRoute, name: str) -> int:
-    found: int = inside.link_lookup(ifname=name)[0]
-    return found
+    index: int = inside.link_lookup(ifname=name)[0]
+    return index
 
 
 @contextmanager

@@ -75,21 +75,24 @@ def check(job: Submission, *, thorough: bool) -> Outlook:
         if without := _check_export(job, os.environ):
             return Outlook(tuple(without))
         said, refused = _test(job)
-        found = judge(job, partitions, nodes, groups=_own_groups())
+        obstacles = judge(job, partitions, nodes, groups=_own_groups())
         if refused is None:
-            found = [obstacle for obstacle in found if not obstacle.is_fatal]
-            found += _check_time_where_it_starts(job, said, partitions)
+            obstacles = [obstacle for obstacle in obstacles if not obstacle.is_fatal]
+            if match := _TEST.search(said):
+                obstacles += _check_time(job, match[3], partitions.get(match[3], {}))
         if thorough:
-            found += [*_check_folder(job, nodes), *_check_associations(job)]
-            found += _check_cores(job) if refused is None else ()
+            obstacles += [*_check_folder(job, nodes), *_check_associations(job)]
+            if refused is None and (sentence := explain_cores(job)):
+                fix = "--set runtime.slurm.cpus_per_task=16"
+                obstacles.append(Obstacle("limits", sentence, fix, is_fatal=False))
     except SetupError as error:
         return Outlook((Obstacle("scheduler", error.message, error.fix),))
-    is_explained = any(obstacle.is_fatal for obstacle in found)
+    is_explained = any(obstacle.is_fatal for obstacle in obstacles)
     if refused is not None and thorough and not is_explained:
         # Slurm refuses a test for nodes that are down, but takes the job itself.
-        is_fatal = not any(obstacle.check in ("partition", "nodes") for obstacle in found)
-        found.append(Obstacle("scheduler", refused.message, refused.fix, is_fatal))
-    return Outlook(tuple(found), "" if is_explained else read_estimate(said, time.time()))
+        is_fatal = not any(obstacle.check in ("partition", "nodes") for obstacle in obstacles)
+        obstacles.append(Obstacle("scheduler", refused.message, refused.fix, is_fatal))
+    return Outlook(tuple(obstacles), "" if is_explained else read_estimate(said, time.time()))
 
 
 def _test(job: Submission) -> tuple[str, SetupError | None]:
@@ -102,13 +105,6 @@ def _test(job: Submission) -> tuple[str, SetupError | None]:
         raise
     except SetupError as error:
         return "", error
-
-
-def _check_time_where_it_starts(
-    job: Submission, said: str, partitions: Mapping[str, Mapping[str, str]]
-) -> Iterator[Obstacle]:
-    if (match := _TEST.search(said)) is not None:
-        yield from _check_time(job, match[3], partitions.get(match[3], {}))
 
 
 def _read_partitions() -> dict[str, Mapping[str, str]]:
@@ -170,7 +166,7 @@ def judge(
             near = difflib.get_close_matches(name, partitions, n=1)
             fix = f"--set runtime.slurm.partition={near[0]}" if near else f"use one of {listed}"
             return [Obstacle("partition", f"there is no partition {name}", fix)]
-    found = [
+    by_partition = [
         [
             *_check_access(job.runtime.slurm, name, partitions[name], groups),
             *_check_limits(job, name, partitions[name]),
@@ -178,7 +174,7 @@ def judge(
         ]
         for name in names
     ]
-    return min(found, key=lambda obstacles: sum(obstacle.is_fatal for obstacle in obstacles))
+    return min(by_partition, key=lambda obstacles: sum(obstacle.is_fatal for obstacle in obstacles))
 
 
 def _named(job: Submission, partitions: Mapping[str, Mapping[str, str]]) -> list[str]:
@@ -197,10 +193,10 @@ def _check_access(
     other = "choose another partition (`sinfo -s` lists them): --set runtime.slurm.partition=NAME"
     state = pairs.get("State", "UP")
     if state != "UP":
-        what = f"partition {name} is {state}: "
+        problem = f"partition {name} is {state}: "
         starts_later = state == "DOWN"
-        what += "a job waits in it until it is up" if starts_later else "it takes no jobs"
-        yield Obstacle("partition", what, other, is_fatal=not starts_later)
+        problem += "a job waits in it until it is up" if starts_later else "it takes no jobs"
+        yield Obstacle("partition", problem, other, is_fatal=not starts_later)
     allowed = pairs.get("AllowGroups", "ALL")
     if groups is not None and allowed != "ALL" and not {*allowed.split(",")} & {*groups}:
         yield Obstacle("partition", f"only the groups {allowed} may use partition {name}", other)
@@ -209,25 +205,27 @@ def _check_access(
     for field, key in (("account", "AllowAccounts"), ("qos", "AllowQos")):
         value, allowed = getattr(settings, field), pairs.get(key, "ALL")
         if value is not None and allowed != "ALL" and value not in allowed.split(","):
-            what = f"partition {name} is not for {field} {value}"
-            yield Obstacle("partition", what, f"--set runtime.slurm.{field}: one of {allowed}")
+            problem = f"partition {name} is not for {field} {value}"
+            yield Obstacle("partition", problem, f"--set runtime.slurm.{field}: one of {allowed}")
 
 
 def _check_time(job: Submission, name: str, pairs: Mapping[str, str]) -> Iterator[Obstacle]:
     wanted, limit = job.runtime.slurm.time, parse_time(pairs.get("MaxTime", ""))
     if wanted is not None and limit is not None and wanted > limit:
         most = f"{limit / 60:.0f}m"
-        what = f"a job in partition {name} runs for at most {most}, not {wanted / 60:.0f}m"
-        yield Obstacle("limits", what, f"--set runtime.slurm.time={most}, or another partition")
+        problem = f"a job in partition {name} runs for at most {most}, not {wanted / 60:.0f}m"
+        yield Obstacle("limits", problem, f"--set runtime.slurm.time={most}, or another partition")
 
 
 def _check_limits(job: Submission, name: str, pairs: Mapping[str, str]) -> Iterator[Obstacle]:
     yield from _check_time(job, name, pairs)
     most_nodes = pairs.get("MaxNodes", "")
     if most_nodes.isdecimal() and job.nodes > int(most_nodes):
-        what = f"a job in partition {name} gets at most {_nodes(most_nodes)}, and needs {job.nodes}"
+        problem = (
+            f"a job in partition {name} gets at most {_nodes(most_nodes)}, and needs {job.nodes}"
+        )
         fix = "--set runtime.slurm.tasks_per_node=2 or more, or another partition"
-        yield Obstacle("limits", what, fix)
+        yield Obstacle("limits", problem, fix)
 
 
 def parse_time(text: str) -> float | None:
@@ -242,34 +240,38 @@ def parse_time(text: str) -> float | None:
 def _check_nodes(job: Submission, name: str, nodes: Sequence[Node]) -> Iterator[Obstacle]:
     where = f"nodes of partition {name}"
     if len(nodes) < job.nodes:
-        what = f"partition {name} has {_nodes(len(nodes))}, and the tasks need {job.nodes}"
-        yield Obstacle("nodes", what, "--set runtime.slurm.tasks_per_node=2 or more")
+        problem = f"partition {name} has {_nodes(len(nodes))}, and the tasks need {job.nodes}"
+        yield Obstacle("nodes", problem, "--set runtime.slurm.tasks_per_node=2 or more")
         return
     suiting = list(nodes)
     for unit, field, wanted, has in _requests(job):
         enough = [node for node in nodes if getattr(node, has) >= wanted]
         if len(enough) < job.nodes:
             most = max(getattr(node, has) for node in nodes)
-            what = f"{len(enough)} of the {len(nodes)} {where} have {wanted} {unit} (most: {most})"
+            problem = (
+                f"{len(enough)} of the {len(nodes)} {where} have {wanted} {unit} (most: {most})"
+            )
             fix = f"lower runtime.slurm.{field}, for all tasks of a node together"
-            yield Obstacle("nodes", what, fix)
+            yield Obstacle("nodes", problem, fix)
             return
         suiting = [node for node in suiting if node in enough]
     feature = job.runtime.slurm.constraint or ""
     if re.fullmatch(r"[\w.-]+", feature):
         have = [node for node in nodes if feature in node.features]
         if len(have) < job.nodes:
-            what = f"{len(have)} of the {len(nodes)} {where} have the feature {feature}"
+            problem = f"{len(have)} of the {len(nodes)} {where} have the feature {feature}"
             fix = "set runtime.slurm.constraint to features that nodes have (`sinfo -o '%N %f'`)"
-            yield Obstacle("nodes", what, fix)
+            yield Obstacle("nodes", problem, fix)
             return
         suiting = [node for node in suiting if node in have]
     if len(suiting) < job.nodes:
-        what = f"{len(suiting)} of the {len(nodes)} {where} have all that runtime.slurm asks for"
-        yield Obstacle("nodes", what, "`sinfo -N -o '%N %c %m %G %f'` shows what each node has")
+        problem = f"{len(suiting)} of the {len(nodes)} {where} have all that runtime.slurm asks for"
+        yield Obstacle("nodes", problem, "`sinfo -N -o '%N %c %m %G %f'` shows what each node has")
     elif (up := sum(node.is_up for node in suiting)) < job.nodes:
-        what = f"{up} of the {len(suiting)} suitable {where} are up: the job waits for {job.nodes}"
-        yield Obstacle("nodes", what, "`sinfo -R` shows why the others are not", is_fatal=False)
+        problem = (
+            f"{up} of the {len(suiting)} suitable {where} are up: the job waits for {job.nodes}"
+        )
+        yield Obstacle("nodes", problem, "`sinfo -R` shows why the others are not", is_fatal=False)
 
 
 def _nodes(count: int | str) -> str:
@@ -298,13 +300,8 @@ def _check_export(job: Submission, environ: Mapping[str, str]) -> list[Obstacle]
     if "ALL" in words or not (lacking := sorted(needed - words)):
         return []
     option = "--export" if given else "SBATCH_EXPORT"
-    what = f"{option}={exported} keeps {join_first(lacking)} of your shell from the job"
-    return [Obstacle("scheduler", what, 'add "--export=ALL" to runtime.slurm.extra')]
-
-
-def _check_cores(job: Submission) -> Iterator[Obstacle]:
-    if sentence := explain_cores(job):
-        yield Obstacle("limits", sentence, "--set runtime.slurm.cpus_per_task=16", is_fatal=False)
+    problem = f"{option}={exported} keeps {join_first(lacking)} of your shell from the job"
+    return [Obstacle("scheduler", problem, 'add "--export=ALL" to runtime.slurm.extra')]
 
 
 def _check_folder(job: Submission, nodes: Collection[Node]) -> Iterator[Obstacle]:
@@ -316,9 +313,9 @@ def _check_folder(job: Submission, nodes: Collection[Node]) -> Iterator[Obstacle
         kind = find_file_system(file.read(), str(job.folder))
     if kind in _OWN_DISKS:
         runs = job.folder.parent
-        what = f"run folders are on a file system of this machine ({kind}): {runs}"
+        problem = f"run folders are on a file system of this machine ({kind}): {runs}"
         fix = "if the nodes do not see it, set TFCLUSTER_HOME to a folder that they share"
-        yield Obstacle("run folder", what, fix, is_fatal=kind in _IN_MEMORY)
+        yield Obstacle("run folder", problem, fix, is_fatal=kind in _IN_MEMORY)
 
 
 def find_file_system(mountinfo: str, path: str) -> str:
@@ -354,15 +351,15 @@ def judge_associations(job: Submission, shown: str) -> Iterator[Obstacle]:
     settings = job.runtime.slurm
     accounts = sorted({row[0] for row in rows})
     if rows and settings.account is not None and settings.account not in accounts:
-        what = f"you have no association with account {settings.account}"
+        problem = f"you have no association with account {settings.account}"
         fix = f"--set runtime.slurm.account: one of {join_first(accounts)}"
-        yield Obstacle("limits", what, fix, is_fatal=False)
-    its = [row for row in rows if settings.account in (None, row[0])]
-    limits = [limit for row in its if (limit := parse_time(row[2])) is not None]
+        yield Obstacle("limits", problem, fix, is_fatal=False)
+    own = [row for row in rows if settings.account in (None, row[0])]
+    limits = [limit for row in own if (limit := parse_time(row[2])) is not None]
     if settings.time is not None and limits and settings.time > max(limits):
         most = f"{max(limits) / 60:.0f}m"
-        what = f"your account's jobs run for at most {most}, not {settings.time / 60:.0f}m"
-        yield Obstacle("limits", what, f"--set runtime.slurm.time={most}", is_fatal=False)
+        problem = f"your account's jobs run for at most {most}, not {settings.time / 60:.0f}m"
+        yield Obstacle("limits", problem, f"--set runtime.slurm.time={most}", is_fatal=False)
 
 
 def read_estimate(said: str, now: float) -> str:

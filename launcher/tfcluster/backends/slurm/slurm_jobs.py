@@ -1,4 +1,5 @@
-"""The jobs of runs at Slurm (`backends.jobs.Jobs`): submitted, looked at, stopped, requeued.
+"""The jobs of runs at Slurm (`backends.jobs.Jobs`): submitted, looked at, stopped, requeued, and
+the job that this process runs in.
 
 `squeue` prints text, not JSON: its columns are the same in all releases, a thousand jobs take no
 time, and a job of another tool with a strange name spoils no line but its own. The comment, which
@@ -10,16 +11,18 @@ from __future__ import annotations
 import os
 import re
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from signal import SIGTERM
+from signal import SIGTERM, SIGUSR1
 from typing import TYPE_CHECKING
 
 from tfcluster.agent import foreign_json
-from tfcluster.agent.node.slurm_job import restart_if_orphaned
-from tfcluster.backends.jobs import JobEnd, JobPhase, JobState, Submission
+from tfcluster.agent.node.slurm_job import name_of, restart_if_orphaned
+from tfcluster.backends.jobs import Ending, JobEnd, JobPhase, JobState, Submission
 from tfcluster.backends.past_runs import SilentError, is_live_job
+from tfcluster.backends.slurm import JOB, NODES
 from tfcluster.backends.slurm.batch_script import (
     COMMENT,
     explain_cores,
@@ -29,10 +32,6 @@ from tfcluster.backends.slurm.batch_script import (
 from tfcluster.backends.slurm.slurm_checks import check as check
 from tfcluster.backends.slurm.slurm_checks import run_inside as run_inside
 from tfcluster.backends.slurm.slurm_commands import SlurmError, SlurmSilentError, ask, parse_pairs
-from tfcluster.backends.slurm.slurm_own_job import can_come_back as can_come_back
-from tfcluster.backends.slurm.slurm_own_job import ending as ending
-from tfcluster.backends.slurm.slurm_own_job import own as own
-from tfcluster.backends.slurm.slurm_own_job import requeue as requeue
 from tfcluster.errors import SetupError
 from tfcluster.rundir.paths import RUN_ID, RunPaths
 from tfcluster.rundir.states import Status
@@ -77,6 +76,10 @@ _ENDS = {
     "OUT_OF_MEMORY": ("used more memory than it has", Status.FAILED),
 }
 """Slurm's state of a job that is over → what happened to it, the run's status."""
+_QUEUED = ("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT")
+_ENDING = ("COMPLETING", "CANCELLED", "NODE_FAIL", "FAILED", "COMPLETED")
+_NEAR_S = 600.0
+"""The time left for which a SIGUSR1 is Slurm's warning (``sbatch --signal``) of the time limit."""
 _NO_OUTPUT = "0:53"
 """The exit code that Slurm gives a job whose output file it could not open."""
 
@@ -84,8 +87,8 @@ _NO_OUTPUT = "0:53"
 def cluster(of: str | Runtime, *, patience_s: float) -> str:
     """Return the name of the one cluster that this machine belongs to."""
     shown = _ask("scontrol", "show", "config", what="Slurm's settings", patience_s=patience_s)
-    found = re.search(r"^ClusterName\s*=\s*(\S+)", shown, re.MULTILINE)
-    return found[1] if found is not None else ""
+    name = re.search(r"^ClusterName\s*=\s*(\S+)", shown, re.MULTILINE)
+    return name[1] if name is not None else ""
 
 
 def submit(job: Submission) -> str:
@@ -106,21 +109,17 @@ def look(cluster: str, *, patience_s: float) -> dict[str, JobState]:
 
 def explain_end(job: str, *, cluster: str, patience_s: float) -> JobEnd:
     """Return how a job ended; Slurm forgets it after some minutes (MinJobAge)."""
+    argv = ("scontrol", "show", "job", "--oneliner", job)
     try:
-        shown = ask(
-            *("scontrol", "show", "job", "--oneliner", job),
-            what=f"job {job}",
-            patience_s=patience_s,
-        )
+        pairs = parse_pairs(ask(*argv, what=f"job {job}", patience_s=patience_s))
     except SlurmError:
         return JobEnd(f"Slurm has no job {job} any more")
-    pairs = parse_pairs(shown)
     state, code = pairs.get("JobState", ""), pairs.get("ExitCode", "")
     if state in _PHASES:  # root sees no jobs of the user in whose home it looks
         raise SilentError(f"job {job} is {state}, but squeue does not list it")
     if state in _ENDS:
-        what, status = _ENDS[state]
-        return JobEnd(f"job {job} {what}", status=status)
+        event, status = _ENDS[state]
+        return JobEnd(f"job {job} {event}", status=status)
     if code == _NO_OUTPUT:
         node = pairs.get("BatchHost", "its node")
         return JobEnd(
@@ -183,8 +182,8 @@ def follow(paths: RunPaths, job: str, *, cluster: str) -> None:
 
 
 def _phase_of(job: str) -> JobPhase:
-    found = (row.state.phase for row in _queue(patience_s=10.0) if row.job == job)
-    return next(found, JobPhase.OVER)
+    phases = (row.state.phase for row in _queue(patience_s=10.0) if row.job == job)
+    return next(phases, JobPhase.OVER)
 
 
 def warnings(job: Submission) -> list[str]:
@@ -211,13 +210,13 @@ def find(endpoint: str, run_id: str | None, *, patience_s: float) -> Mapping[str
     """
     if (here := cluster(endpoint, patience_s=patience_s)) != endpoint:
         raise SilentError(f"this machine belongs to the cluster {here}")
-    found: dict[str, list[str]] = {}
+    left: dict[str, list[str]] = {}
     for row in _queue(patience_s):
         is_left = row.folder is not None and not is_live_job(row.folder)
         is_meant = run_id == row.run_id or (run_id is None and is_left)
         if is_meant and row.state.phase is not JobPhase.OVER:
-            found.setdefault(row.run_id, []).append(f"job {row.job}")
-    return found
+            left.setdefault(row.run_id, []).append(f"job {row.job}")
+    return left
 
 
 def remove(endpoint: str, run_id: str) -> str:
@@ -257,7 +256,7 @@ def parse_queue(out: str) -> list[QueueRow]:
 
     A job belongs to the run in its comment, or else in its name: some sites rewrite comments.
     """
-    found = []
+    rows = []
     for line in out.splitlines():
         job, *fields = line.split("|", 6)
         if len(fields) != 6:
@@ -265,9 +264,9 @@ def parse_queue(out: str) -> list[QueueRow]:
         state, start, end, reason, name, comment = fields
         folder = Path(comment.removeprefix(COMMENT)) if comment.startswith(COMMENT) else None
         if folder is not None or RUN_ID.fullmatch(name):
-            told = _describe(job, state, start, end, reason)
-            found.append(QueueRow(job, folder.name if folder else name, folder, told))
-    return found
+            described = _describe(job, state, start, end, reason)
+            rows.append(QueueRow(job, folder.name if folder else name, folder, described))
+    return rows
 
 
 def _describe(job: str, state: str, start: str, end: str, reason: str) -> JobState:
@@ -275,7 +274,7 @@ def _describe(job: str, state: str, start: str, end: str, reason: str) -> JobSta
     if phase is not JobPhase.QUEUED:
         ended_at = _seconds(end) if phase is JobPhase.OVER else None
         return JobState(phase, ended_at=ended_at, job=job)
-    words = (text for why, text in _WAITS_FOR_SOMEBODY if re.search(why, reason))
+    words = (text for pattern, text in _WAITS_FOR_SOMEBODY if re.search(pattern, reason))
     hint = "".join(f": {text.format(job=job)}" for text in words)
     return JobState(phase, "" if reason == "None" else reason + hint, _seconds(start), job=job)
 
@@ -290,3 +289,88 @@ def _ask(*argv: str, what: str, patience_s: float) -> str:
         return ask(*argv, what=f"cannot read {what}", patience_s=patience_s)
     except SlurmSilentError as error:
         raise SilentError(error.message) from error
+
+
+def own(environ: Mapping[str, str]) -> tuple[str, int]:
+    """Return the job and its restarts; raises SetupError where it is not for one coordinator."""
+    processes = environ.get("SLURM_STEP_NUM_TASKS", "1")
+    # `srun --pty SHELL` has a terminal for its first process only.
+    is_first = "SLURM_PTY_PORT" in environ and environ.get("SLURM_PROCID") == "0"
+    if processes != "1" and not is_first:
+        raise SetupError(
+            f"srun starts {processes} processes, and each would coordinate a run of its own",
+            fix="start tfcluster without srun in the job's script, or with `srun --ntasks=1`",
+        )
+    if environ.get("SLURM_HET_SIZE", "1") != "1":
+        raise SetupError(
+            f"job {environ[JOB]} is heterogeneous, which is not supported",
+            fix="use a job whose nodes all have the same resources",
+        )
+    if NODES not in environ:
+        raise SetupError(
+            f"{JOB} is set, but {NODES} is not",
+            fix=f"`unset {JOB}` outside of a job",
+        )
+    count = environ.get("SLURM_RESTART_COUNT", "")
+    return environ[JOB], int(count) if count.isdecimal() else 0
+
+
+def can_come_back(job: str) -> bool:
+    return _can_come_back(_show(job))
+
+
+def ending(job: str, *, restarts: int, signal: int | None) -> Ending | None:
+    """Return why Slurm ends the job; None if it does not.
+
+    While a job's processes are being ended, its state is COMPLETING whatever the reason is; if it
+    was put back into the queue, the restart is counted already. A job that is preempted has the
+    time of that from the beginning of its grace.
+    """
+    shown = _show(job)
+    state, can_come_back = shown["JobState"], _can_come_back(shown)
+    left_s = float(shown["EndTime"]) - time.time() if shown["EndTime"].isdecimal() else None
+    if state in _QUEUED or int(shown["Restarts"]) > restarts:
+        return Ending("it was put back into the queue", comes_back=True)
+    if shown.get("PreemptTime", "").isdecimal() or state == "PREEMPTED":
+        is_cancelled = "CANCEL" in _preempt_mode(shown["Partition"])
+        reason = "preempted by a job with a higher priority"
+        return Ending(reason, comes_back=can_come_back and not is_cancelled)
+    if shown["Reason"] == "TimeLimit" or state in ("TIMEOUT", "DEADLINE"):
+        return Ending("its time limit is over")
+    if state in _ENDING:
+        return Ending("it was cancelled (scancel)")
+    if signal == SIGUSR1:
+        is_limit = left_s is not None and left_s < _NEAR_S
+        reason = "its time limit is near" if is_limit else "SIGUSR1 asked it to make room"
+        limit = "runtime.slurm.time" if is_limit else ""
+        return Ending(reason, comes_back=can_come_back, limit=limit)
+    return None
+
+
+def requeue(job: str) -> None:
+    try:
+        what = f"job {job} cannot go back into the queue"
+        ask("scontrol", "requeue", name_of(_show(job)), what=what)
+    except SetupError:
+        shown = _show(job)
+        is_back = shown["JobState"] == "COMPLETING" and shown["EndTime"] == "Unknown"
+        if not is_back and shown["JobState"] not in _QUEUED:
+            raise
+
+
+def _show(job: str) -> dict[str, str]:
+    """Return the fields of a job; the id of one element of an array is that of the array, too."""
+    what = f"Slurm does not describe job {job}"
+    shown = ask("scontrol", "show", "job", "--oneliner", job, what=what).splitlines()
+    return next(pairs for pairs in map(parse_pairs, shown) if pairs.get("JobId") == job)
+
+
+def _can_come_back(shown: Mapping[str, str]) -> bool:
+    """Return whether the job has a script, which can run again, and --requeue or the default."""
+    return (shown["BatchFlag"], shown["Requeue"]) == ("1", "1")
+
+
+def _preempt_mode(partition: str) -> str:
+    what = f"Slurm does not describe partition {partition}"
+    shown = ask("scontrol", "show", "partition", "--oneliner", partition, what=what)
+    return parse_pairs(shown).get("PreemptMode", "")

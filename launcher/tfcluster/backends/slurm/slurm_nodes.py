@@ -28,7 +28,7 @@ from tfcluster.backends.slurm.slurm_commands import (
     parse_pairs,
     plain,
 )
-from tfcluster.backends.slurm.slurm_own_job import own
+from tfcluster.backends.slurm.slurm_jobs import own
 from tfcluster.errors import SetupError
 from tfcluster.plans.plan import NodePlan
 from tfcluster.wire.link import AgentLink
@@ -155,5 +155,5 @@ async def find_nodes(environ: Mapping[str, str]) -> dict[str, str]:
     listed = await ask_soon("scontrol", "show", "hostnames", environ[NODES], what=what)
     names = listed.split()
     shown = await ask_soon("scontrol", "show", "node", "--oneliner", ",".join(names), what=what)
-    found = {pairs.get("NodeName"): pairs for pairs in map(parse_pairs, shown.splitlines())}
-    return {name: found.get(name, {}).get("NodeAddr") or name for name in names}
+    nodes = {pairs.get("NodeName"): pairs for pairs in map(parse_pairs, shown.splitlines())}
+    return {name: nodes.get(name, {}).get("NodeAddr") or name for name in names}
