@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import time
 from collections.abc import Iterator, Sequence
 
@@ -14,6 +13,7 @@ from tfcluster.backends import job_watch, past_runs
 from tfcluster.backends.local import warm_agents
 from tfcluster.cli.completion import live_runs, run_names
 from tfcluster.cli.elsewhere import SchedulerChoice, scheduler_options
+from tfcluster.cli.options import read_age
 from tfcluster.coordinator import cleanup
 from tfcluster.errors import NodeLostError, SetupError, UnknownRunError, UsageError
 from tfcluster.run_handle import Run
@@ -27,7 +27,6 @@ from tfcluster.ui.render import part_lines
 from tfcluster.ui.terminal import Terminal
 
 _ANSWER_S = 20.0
-UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
 @click.command("scale-to")
@@ -291,7 +290,11 @@ def prune(
     terminal = Terminal()
     if keep is None:
         keep = 0 if older_than else 20
-    age_s = 0.0 if older_than is None else parse_age(older_than)
+    if (age_s := read_age("0s" if older_than is None else older_than)) is None:
+        raise UsageError(
+            f"--older-than: {older_than!r} is not an age",
+            fix="write a number and one of s, m, h, d, w: --older-than 30d",
+        )
     selected = _select(keep, age_s)
     if not selected:
         terminal.say("nothing to delete")
@@ -323,14 +326,3 @@ def _select(keep: int, age_s: float) -> list[RunPaths]:
 def _is_dead(damaged: RunPaths) -> bool:
     """Return whether a run without a readable state has neither coordinator nor task alive."""
     return not registry.is_answered(damaged) and not any(cleanup.find(damaged.run_id))
-
-
-def parse_age(text: str) -> float:
-    """Return an age in seconds (``30d`` → 2592000.0); raise UsageError if `text` is not an age."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text.strip())
-    if match is None:
-        raise UsageError(
-            f"--older-than: {text!r} is not an age",
-            fix="write a number and one of s, m, h, d, w: --older-than 30d",
-        )
-    return float(match[1]) * UNITS_S[match[2]]

@@ -104,7 +104,8 @@ COMMANDS = {name: text for group in GROUPS.values() for name, text in group.item
 _MODULES = {
     **dict.fromkeys(("up", "run", "join"), "starting"),
     **dict.fromkeys(("validate", "plan", "doctor"), "checking"),
-    **dict.fromkeys(("ps", "top", "status", "attach", "stacks"), "watching"),
+    **dict.fromkeys(("ps", "top", "status", "attach", "logs", "stacks", "ui"), "watching"),
+    **dict.fromkeys(("report", "compare", "checkpoints", "tensorboard"), "results"),
     **dict.fromkeys(("scale-to", "down", "wait", "rm", "prune"), "ending"),
     **dict.fromkeys(("env", "export", "import", "schema", "help"), "tools"),
 }

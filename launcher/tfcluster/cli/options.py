@@ -1,22 +1,31 @@
-"""Options that several commands share: hosts, how a run is shown, and the job's arguments."""
+"""Options that several commands share: hosts, how a run is shown, the file that gets the output.
+
+Also the job's arguments, and ages such as ``30d``.
+"""
 
 from __future__ import annotations
 
 import functools
 import inspect
+import re
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import click
 
+from tfcluster.agent.error_text import reason_of
 from tfcluster.cli.completion import backend_names
+from tfcluster.errors import UsageError
 from tfcluster.spec import NO_CHOICE, HostChoice, LaunchOptions, PlanOptions
+from tfcluster.ui.terminal import Terminal
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 _KEY = "tfcluster.job_args"
+_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,3 +182,33 @@ def job_args() -> tuple[str, ...]:
     """Return the arguments after ``--`` of the running command."""
     found: tuple[str, ...] = click.get_current_context().meta.get(_KEY, ())
     return found
+
+
+def write_output(
+    page: str,
+    target: str,
+    *,
+    example: str = "FILE.html",
+    announce: Callable[[str], object] | None = None,
+) -> None:
+    """Write a page to the file `target` and print its path; to stdout if `target` is ``-``.
+
+    `example`: another file, for the message of a file that cannot be written; `announce` gets the
+    path instead of stdout.
+    """
+    terminal, data = Terminal(), page.encode(errors="replace")  # JSON may hold lone surrogates
+    if target == "-":
+        terminal.out_lines(data)
+        return
+    try:
+        Path(target).write_bytes(data)
+    except OSError as error:
+        fix = f"name another file: -o {example}"
+        raise UsageError(f"{target} cannot be written: {reason_of(error)}", fix=fix) from error
+    (announce or terminal.out)(target)
+
+
+def read_age(text: str) -> float | None:
+    """Return an age in seconds (``30d`` → 2592000.0), or None if `text` is not an age."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text.strip())
+    return float(match[1]) * _UNITS_S[match[2]] if match else None

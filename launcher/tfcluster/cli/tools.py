@@ -11,8 +11,7 @@ from pathlib import Path
 import click
 
 from tfcluster.cli.completion import page_names, task_names
-from tfcluster.cli.options import WithJobArgs, plan_options
-from tfcluster.cli.report import write_page
+from tfcluster.cli.options import WithJobArgs, plan_options, write_output
 from tfcluster.coordinator import manual_start
 from tfcluster.errors import UsageError
 from tfcluster.export import FORMATS
@@ -76,7 +75,7 @@ def export(spec: str | None, tool: str, target: str, changes: PlanOptions) -> No
         environ=os.environ,
     )
     exported = export_plan(tool, request)
-    write_page(exported.text, target, example="FILE")
+    write_output(exported.text, target, example="FILE")
     for need in exported.needs:
         Terminal().say(f"the file needs {need}")
 
@@ -102,7 +101,7 @@ def import_(manifest: str, target: str) -> None:
     is_stdin = manifest == "-"
     text = read_stdin("manifest") if is_stdin else read_text(manifest, "manifest", "check the path")
     spec, notes = convert(text, "stdin" if is_stdin else manifest)
-    write_page(json.dumps(spec, indent=2, ensure_ascii=False) + "\n", target, example="FILE.json")
+    write_output(json.dumps(spec, indent=2, ensure_ascii=False) + "\n", target, example="FILE.json")
     terminal = Terminal()
     for kind, title in _TITLES.items():
         if found := [str(note) for note in notes if note.kind == kind]:
