@@ -107,7 +107,7 @@ _MODULES = {
     **dict.fromkeys(("ps", "top", "status", "attach", "logs", "stacks", "ui"), "watching"),
     **dict.fromkeys(("report", "compare", "checkpoints", "tensorboard"), "results"),
     **dict.fromkeys(("scale-to", "down", "wait", "rm", "prune"), "ending"),
-    **dict.fromkeys(("env", "export", "import", "schema", "help"), "tools"),
+    **dict.fromkeys(("env", "export", "import", "schema", "build", "help"), "tools"),
 }
 """Command → its module in `cli`, where it is not the one of its name."""
 

@@ -1,4 +1,4 @@
-"""`tfcluster env`, `export`, `import`, `schema` and `help`: what other tools and readers get."""
+"""`tfcluster env`, `export`, `import`, `schema`, `build`, `help`: what is for other programs."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from pathlib import Path
 
 import click
 
+from tfcluster.backends.docker import worker_image
 from tfcluster.cli.completion import page_names, task_names
-from tfcluster.cli.options import WithJobArgs, plan_options, write_output
+from tfcluster.cli.options import WithJobArgs, bundled, plan_options, write_output
 from tfcluster.coordinator import manual_start
 from tfcluster.errors import UsageError
 from tfcluster.export import FORMATS
@@ -22,6 +23,7 @@ from tfcluster.spec.source import read_stdin, read_text
 from tfcluster.ui import pages, plan_view
 from tfcluster.ui.terminal import Terminal
 
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _TITLES = {
     "needed": "needed before a start",
     "missing": "without counterpart",
@@ -41,7 +43,6 @@ def env(spec: str, task_name: str, changes: PlanOptions) -> None:
 
     Example: eval "$(tfcluster env cluster.json worker:1)" && python train.py
     """
-
     found = manual_start.build(spec, task_name, changes)
     lines = plan_view.format_exports(found.plan, found.task, found.env, known=os.environ)
     Terminal().out("\n".join(lines))
@@ -63,7 +64,6 @@ def export(spec: str | None, tool: str, target: str, changes: PlanOptions) -> No
 
     ARGS after -- are appended to the job's own.
     """
-
     file = None if target == "-" else Path(target).absolute()
     request = Request(
         spec=spec,
@@ -116,8 +116,41 @@ def schema() -> None:
 
     `tfcluster init` writes it next to the spec, where editors find it without a network.
     """
-
     Terminal().out(published_schema.text())
+
+
+_build_options = (
+    click.option("--base", metavar="IMAGE", default="python:3.11-slim", show_default=True,
+                 help="Base image: Debian or Ubuntu with python3 and its venv module."),
+    click.option("--tensorflow", metavar="VERSION",
+                 help="Such as 2.15 (default: the newest tested)."),
+    click.option("--gpu", "has_gpu", is_flag=True, help="Include NVIDIA's libraries."),
+    click.option("-r", "--requirements", type=_FILE, metavar="FILE",
+                 help="Your own packages, a requirements file for pip."),
+    click.option("--join", "joins", is_flag=True,
+                 help="Include tfcluster itself, for schedulers and orchestrators that start"
+                 " `tfcluster join`."),
+    click.option("--tag", "tags", multiple=True, metavar="NAME",
+                 help="Name of the image (default: tfcluster-worker:tfVERSION; without"
+                 " --tensorflow and --gpu also :latest); may be repeated."),
+    click.option("--network", metavar="NETWORK",
+                 help="Network of pip during the build, such as host."),
+    click.option("--ca", type=_FILE, metavar="FILE",
+                 help="CA certificates that pip trusts (default: $PIP_CERT, $REQUESTS_CA_BUNDLE)."),
+    click.option("--pip-config", type=_FILE, metavar="FILE",
+                 help="pip's configuration during the build (default: $PIP_CONFIG_FILE)."),
+)  # fmt: skip
+
+
+@click.command("build")
+@bundled(_build_options, options=worker_image.BuildOptions)
+def build(options: worker_image.BuildOptions) -> None:
+    """Build the worker image with this machine's docker and print its names.
+
+    Certificates, pip's configuration and proxies ($https_proxy …) are used during the build and
+    are not stored in the image. docker's output goes to stderr.
+    """
+    Terminal().out("\n".join(worker_image.build(options, os.environ)))
 
 
 @click.command("help")
