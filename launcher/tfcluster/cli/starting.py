@@ -145,14 +145,12 @@ def run(
     --no-python, SCRIPT is any command: a program on PATH, or a file such as ./bench.sh.
     """
 
+    if module is not None and no_python:
+        raise UsageError("-m and --no-python exclude each other", fix="leave one of them out")
     program, *args = (module, *line) if module is not None else line or ("",)
-    kind: Literal["script", "module", "command"] = "script"
+    kind: Literal["script", "module", "command"] = "command" if no_python else "script"
     if module is not None:
         kind = "module"
-        if no_python:
-            raise UsageError("-m and --no-python exclude each other", fix="leave one of them out")
-    elif no_python:
-        kind = "command"
     _check_program(program, args, kind)
     hosts = changes.hosts
     if kind == "command" and hosts.hosts is None and hosts.hostfile is None:
@@ -170,7 +168,8 @@ def _check_program(program: str, args: Sequence[str], kind: str) -> None:
     if program.startswith("-") and not os.path.isfile(program):
         context = click.get_current_context()
         known = [name for option in context.command.params for name in option.opts]
-        near = ["-n"] if re.search("worker|proc", program) else _near(program, known)
+        near = difflib.get_close_matches(program, known, n=1)
+        near = ["-n"] if re.search("worker|proc", program) else near
         hint = f" Did you mean {near[0]!r}?" if near else ""
         raise click.UsageError(f"No such option {program!r}.{hint}", context)
     if kind != "script":
@@ -199,10 +198,6 @@ def _check_command(program: str) -> None:
         fix = f"chmod +x {shlex.quote(program)}"
         raise UsageError(f"{program} is not executable", fix=fix)
     raise UsageError(f"there is no command {program}", fix="check the name, or give its path")
-
-
-def _near(name: str, known: Sequence[str]) -> list[str]:
-    return difflib.get_close_matches(name, known, n=1)
 
 
 def _is_other_program(path: Path) -> bool:

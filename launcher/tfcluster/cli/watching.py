@@ -8,11 +8,10 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import datetime, timedelta
 from datetime import time as clock_time
 from socket import gethostname
-from typing import Any
 from urllib.parse import urlsplit
 
 import click
@@ -39,7 +38,6 @@ from tfcluster.ui.merged_logs import LineStyle, LogFilter, MergedLogs
 from tfcluster.ui.overview import LiveRuns, describe, watch
 from tfcluster.ui.panels import closing_panel, root_cause_panel, runs_grid, status_panel
 from tfcluster.ui.render import part_lines, show, stdout_text
-from tfcluster.ui.stack_lines import format_stacks
 from tfcluster.ui.terminal import Terminal
 
 _LINES_BEFORE = 10
@@ -52,12 +50,7 @@ _TASK = re.compile(r"[a-z]+:\d+")
 @click.option("-w", "--watch", "watches", is_flag=True, help="Watch the live runs, as `top` does.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array of states.")
 @scheduler_options
-def ps(
-    all_runs: bool,
-    watches: bool,
-    as_json: bool,
-    choice: SchedulerChoice,
-) -> None:
+def ps(all_runs: bool, watches: bool, as_json: bool, choice: SchedulerChoice) -> None:
     """List live runs, oldest first.
 
     With --backend, list the runs that a scheduler has, whichever machine submitted them.
@@ -72,8 +65,12 @@ def ps(
     known = [snapshot for _, snapshot in survey.runs]
     shown = [run for run in known if all_runs or not run.status.is_final]
     if as_json:
-        rows = [run.to_json() for run in shown]
-        terminal.emit_json(rows + [_damaged_json(error) for error in survey.damaged if all_runs])
+        damaged = [
+            {"run": error.paths.run_id, "status": "damaged", "problem": error.why, "tasks": []}
+            for error in survey.damaged
+            if all_runs
+        ]
+        terminal.emit_json([run.to_json() for run in shown] + damaged)
     elif shown:
         width = terminal.stdout.width()
         grid = runs_grid(shown, now=time.time(), this_host=gethostname(), width=width)
@@ -86,18 +83,18 @@ def ps(
 
 
 def _list_elsewhere(scheduler: Scheduler, *, as_json: bool) -> None:
-    terminal, found = Terminal(), sorted(scheduler.runs().items())
+    terminal, states = Terminal(), sorted(scheduler.runs().items())
     if as_json:
         terminal.emit_json(
             [
-                {"run": run, "job": s.job, "phase": str(s.phase), "reason": s.reason}
-                for run, s in found
+                {"run": run, "job": state.job, "phase": str(state.phase), "reason": state.reason}
+                for run, state in states
             ]
         )
         return
-    for run, state in found:
+    for run, state in states:
         terminal.out(f"{run}  {state.phase}{': ' if state.reason else ''}{state.reason}")
-    if not found:
+    if not states:
         terminal.say("the scheduler knows no run of tfcluster")
 
 
@@ -117,22 +114,15 @@ def _remarks(survey: RunListing) -> Iterator[str]:
     for _, run in survey.runs:
         if run.status is Status.LOST and registry.is_open(run):
             yield f"{run.run} is lost: `tfcluster down {run.run[-4:]}` cleans up after it"
-    found = past_runs.find_leftovers()
+    past = past_runs.find_leftovers()
     missed = {run.run for _, run in survey.runs if run.missed}
-    yield from (f"{silent}; {silent.fix}" for silent in found.silent)
-    for left in found.leftovers:
-        names = ", ".join(left.names)
+    yield from (f"{silent}; {silent.fix}" for silent in past.silent)
+    for left in past.leftovers:
+        what_to_do = f": `tfcluster down {left.run_id}` removes them"
         if left.run_id in missed:
-            yield (
-                f"{left.place.backend} still has {names}, with the newest checkpoint of"
-                f" {left.run_id}: `tfcluster checkpoints {left.run_id}` gathers it"
-            )
-            continue
-        yield f"{left.place.backend} still has {names}: `tfcluster down {left.run_id}` removes them"
-
-
-def _damaged_json(error: registry.DamagedRunError) -> dict[str, Any]:
-    return {"run": error.paths.run_id, "status": "damaged", "problem": error.why, "tasks": []}
+            what_to_do = f", with the newest checkpoint of {left.run_id}: `tfcluster checkpoints"
+            what_to_do += f" {left.run_id}` gathers it"
+        yield f"{left.place.backend} still has {', '.join(left.names)}{what_to_do}"
 
 
 @click.command("top")
@@ -162,11 +152,7 @@ def _watch_live(*, as_json: bool) -> None:
 @click.argument("run", required=False, shell_complete=run_names)
 @click.option("--json", "as_json", is_flag=True, help="Print the run's state as one JSON object.")
 @scheduler_options
-def status(
-    run: str | None,
-    as_json: bool,
-    choice: SchedulerChoice,
-) -> None:
+def status(run: str | None, as_json: bool, choice: SchedulerChoice) -> None:
     """Show one run (default: the latest): its tasks, progress, diagnosis."""
     terminal = Terminal()
     found = choice.find_run(run)
@@ -191,16 +177,11 @@ def status(
 @click.option("--collapse", is_flag=True, help="Show identical lines of several tasks once.")
 @click.option("--native-logs", is_flag=True,
               help="Show TensorFlow's native start lines on a screen too.")  # fmt: skip
-@click.option(
-    "--json", "as_json", is_flag=True, help="Write events to stdout, task output to stderr."
-)
+@click.option("--json", "as_json", is_flag=True,
+              help="Write events to stdout, task output to stderr.")  # fmt: skip
 @scheduler_options
 def attach(
-    run: str | None,
-    collapse: bool,
-    native_logs: bool,
-    as_json: bool,
-    choice: SchedulerChoice,
+    run: str | None, collapse: bool, native_logs: bool, as_json: bool, choice: SchedulerChoice
 ) -> None:
     """Watch RUN (default: the only live run) until it ends; Ctrl-C detaches, the run continues.
 
@@ -260,7 +241,7 @@ def stacks(run: str | None, task: str | None, all_threads: bool, as_json: bool) 
     if as_json:
         terminal.emit_json({"run": found.id, **answer})
     else:
-        terminal.out("\n".join(format_stacks(answer, all_threads=all_threads)))
+        terminal.out("\n".join(history.format_stacks(answer, all_threads=all_threads)))
 
 
 def show_end(
@@ -272,21 +253,14 @@ def show_end(
     """
     checkpoints = open_for_reading(paths.checkpoints)
     hint = load_hint(checkpoints[-1]) if checkpoints else ""
-    _show_root_cause(state, paths, terminal)
-    size = registry.count_bytes(home())
-    panel = closing_panel(
-        state, paths, load_hint=hint, home_bytes=size, has_curves=paths.has_curves()
-    )
+    log = history.log_of_cause(state)
+    if cause := root_cause_panel(state, paths, excerpt(paths.root / log) if log else ()):
+        show(cause, terminal)
+    size, has_curves = registry.count_bytes(home()), paths.has_curves()
+    panel = closing_panel(state, paths, load_hint=hint, home_bytes=size, has_curves=has_curves)
     show(panel, terminal)
     for part in history.format_reason(state) if with_reason else ():
         terminal.say("\n".join(part_lines(part, terminal.width)))
-
-
-def _show_root_cause(state: RunSnapshot, paths: RunPaths, terminal: Terminal) -> None:
-    log = history.log_of_cause(state)
-    lines = excerpt(paths.root / log) if log else ()
-    if panel := root_cause_panel(state, paths, lines):
-        show(panel, terminal)
 
 
 @click.command("logs")
@@ -337,10 +311,14 @@ def logs(
         tail=tail,
         failed=_find_failed(paths),
     )
+    is_over = job_watch.StateFile(paths).is_over
     if as_json:
-        is_over = job_watch.StateFile(paths).is_over
         merged = MergedLogs(paths, log_filter, LineStyle(as_json=True))
-        _emit(merged, terminal, is_over=lambda: not follow or is_over())
+        while follow and not is_over():
+            if not all(map(terminal.out_lines, merged.advance())):
+                return
+            time.sleep(_PAUSE_S)
+        _print(merged, terminal)
     elif follow:
         view = RunView(
             paths,
@@ -352,7 +330,7 @@ def logs(
             shows_messages=False,
             events_offset=end_of_lines(paths.events),
         )
-        view.run(is_over=job_watch.StateFile(paths).is_over)
+        view.run(is_over=is_over)
     else:
         style = line_style_for(terminal, terminal.stdout, collapse, native, times)
         _print(MergedLogs(paths, log_filter, style), terminal)
@@ -367,16 +345,6 @@ def _print(merged: MergedLogs, terminal: Terminal) -> None:
     if omitted := merged.omitted():
         text = f"{plural(omitted, 'start line')} of TensorFlow not shown: --all shows all lines"
         terminal.say_wrapped(text, "dim")
-
-
-def _emit(merged: MergedLogs, terminal: Terminal, *, is_over: Callable[[], bool]) -> None:
-    """Write the lines until the run ends or stdout is closed."""
-    while not is_over():
-        if not all(map(terminal.out_lines, merged.advance())):
-            return
-        time.sleep(_PAUSE_S)
-    for block in merged.drain():
-        terminal.out_lines(block)
 
 
 def parse_moment(text: str, now: float | None = None) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import signal
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Callable
 
 from rich.cells import cell_len, set_cell_size
 
@@ -68,11 +68,6 @@ def format_value(value: float, digits: int = 4) -> str:
     return f"{value:.{digits}g}"
 
 
-def format_metrics(metrics: Mapping[str, float], most: int) -> list[str]:
-    """Return the first `most` metrics as ``loss 0.31``."""
-    return [f"{name} {format_value(value)}" for name, value in list(metrics.items())[:most]]
-
-
 def signal_name(number: int) -> str:
     """Return ``SIGKILL`` for 9, or ``signal 63`` if this system has no name for it."""
     try:
@@ -86,6 +81,11 @@ def format_exit(exit_code: int | None, signal_number: int | None) -> str:
     if signal_number is not None:
         return signal_name(signal_number)
     return "" if exit_code is None else f"exit {exit_code}"
+
+
+def format_known(value: float | None, form: Callable[[float], str]) -> str:
+    """Return `value` in a form, or an empty string if it is not known."""
+    return "" if value is None else form(value)
 
 
 def plural(count: int, noun: str, nouns: str = "") -> str:

@@ -1,4 +1,4 @@
-"""Sentences about a run's history: attempts, restarts, checkpoints, faults, diagnosis.
+"""Sentences about a run: attempts, restarts, stacks, checkpoints, faults, diagnosis.
 
 All functions are pure: they read the run's state (`RunSnapshot`) or one event.
 """
@@ -6,17 +6,20 @@ All functions are pure: they read the run's state (`RunSnapshot`) or one event.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
 
 from tfcluster.rundir.snapshot import RunSnapshot, TaskSnapshot
 from tfcluster.rundir.states import Status
 from tfcluster.ui import pages
 from tfcluster.ui.formats import format_bytes, format_duration, plural
+from tfcluster.ui.lines import sanitize_text
 from tfcluster.ui.render import Facts
 
 _FROM_THE_BEGINNING = "from the beginning: no checkpoint in $TFCLUSTER_CHECKPOINT_DIR"
 _RESTARTS_LISTED = 10
+_PACKAGES: Final = re.compile(r".*/(?:(?:site|dist)-packages|bundles/[0-9a-f]+/workers)/")
+"""The folders before a package of Python, or before `tfcluster_workers` on a task's node."""
 _FAILURE_STATES = (Status.RESTARTING, Status.FAILED, Status.TIMED_OUT, Status.LOST)
 
 
@@ -106,6 +109,28 @@ def format_stall(stall: Mapping[str, Any] | None, now: float | None) -> str:
         return ""
     since = f" for {format_duration(now - (stall.get('since') or now))}" if now is not None else ""
     return ": ".join(filter(None, [f"no step{since}", stall.get("what")]))
+
+
+def format_stacks(answer: Mapping[str, Any], *, all_threads: bool = False) -> list[str]:
+    """Return the lines for an answer of `Run.stacks`: who is waited for, then each task's stack."""
+    lines = [str(answer["what"])] if answer.get("what") else []
+    for task in answer["tasks"]:
+        lines += ["", f"{task['task']} {task['where']}"]
+        threads = task["threads"]
+        for number, frames in enumerate(threads if all_threads else threads[:1]):
+            name = "main thread" if number == 0 else f"thread {number + 1}"
+            lines.append(f"  {name}, innermost first:")
+            lines += _format_frames(frames)
+        if (more := len(threads) - 1) > 0 and not all_threads:
+            lines.append(f"  {plural(more, 'more thread')}: --all-threads shows them")
+    return [sanitize_text(line) for line in lines]
+
+
+def _format_frames(frames: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    for frame in frames:
+        file = _PACKAGES.sub("…/", str(frame["file"]))
+        code = f"  {frame['code']}" if frame.get("code") else ""
+        yield f"    {file}:{frame['line']} in {frame['function']}{code}"
 
 
 def format_gathering(progress: Mapping[str, Any] | None) -> str:
