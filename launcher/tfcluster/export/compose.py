@@ -162,14 +162,11 @@ def _limits(container: Container) -> Iterator[tuple[str, Any]]:
         yield "mem_limit", container.memory
         yield "memswap_limit", container.memory
     if container.gpus:
-        which = {"count": "all"} if container.gpus == "all" else _device_ids(container.gpus)
+        is_all = container.gpus == "all"
+        which = {"count": "all"} if is_all else {"device_ids": [*map(str, container.gpus)]}
         device = {"driver": "nvidia", **which, "capabilities": ["gpu"]}
         yield "deploy", {"resources": {"reservations": {"devices": [device]}}}
         yield "shm_size", SHM
-
-
-def _device_ids(gpus: Sequence[object]) -> dict[str, list[str]]:
-    return {"device_ids": list(map(str, gpus))}
 
 
 def _mounts(container: Container) -> Iterator[dict[str, Any]]:
