@@ -40,12 +40,12 @@ def scale_to(run: str, workers: int, as_json: bool) -> None:
     leave first; they come back when you ask for more. Return once the run has accepted.
     """
     terminal = Terminal()
-    found = get_run(run, live_only=True)
-    answer = found.scale_to(workers)
+    live = get_run(run, live_only=True)
+    answer = live.scale_to(workers)
     if as_json:
-        terminal.emit_json({"run": found.id, "workers": workers, "answer": answer})
+        terminal.emit_json({"run": live.id, "workers": workers, "answer": answer})
     else:
-        terminal.say_wrapped(f"{found.id}: {answer}")
+        terminal.say_wrapped(f"{live.id}: {answer}")
 
 
 @click.command("down")
@@ -56,12 +56,7 @@ def scale_to(run: str, workers: int, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array of the stopped runs.")
 @scheduler_options
 def down(
-    run: str | None,
-    now: bool,
-    everything: bool,
-    warm: bool,
-    as_json: bool,
-    choice: SchedulerChoice,
+    run: str | None, now: bool, everything: bool, warm: bool, as_json: bool, choice: SchedulerChoice
 ) -> None:
     """Stop RUN (default: the only live run) and wait until it has ended.
 
@@ -85,11 +80,12 @@ def down(
     ended = _stop_all(targets, terminal, errors, now=now)
     kept = set[str]() if now else _runs_with_files(terminal, ended)
     done = {state.run for state in ended}
-    found = [past_runs.find_leftovers_of(run, patience_s=_ANSWER_S) for run in done - kept]
+    for ended_run in done - kept:
+        past = past_runs.find_leftovers_of(ended_run, patience_s=_ANSWER_S)
+        errors += _remove_leftovers(past, terminal)
     if everything:
-        found.append(past_runs.find_leftovers(excluded=done | kept, patience_s=_ANSWER_S))
-    for leftovers in found:
-        errors += _remove_leftovers(leftovers, terminal)
+        past = past_runs.find_leftovers(excluded=done | kept, patience_s=_ANSWER_S)
+        errors += _remove_leftovers(past, terminal)
     if as_json:
         terminal.emit_json([{"run": state.run, "status": str(state.status)} for state in ended])
     NodeLostError.raise_all(errors)
@@ -120,7 +116,11 @@ def _stop_all(
     stopping, ended = [], []
     for paths in targets:
         with collecting_errors(errors):
-            stopping.append((paths, _request_stop(paths, now=now, terminal=terminal)))
+            why = "tfcluster down --now" if now else "tfcluster down"
+            was_live = Run(paths).ask_to_stop(why=why, now=now)
+            stopping.append((paths, was_live))
+            if was_live:
+                terminal.say(f"stopping {paths.run_id}")
     for paths, was_live in stopping:
         with collecting_errors(errors):
             _await_end(paths, terminal, was_live=was_live)
@@ -156,32 +156,24 @@ def _find_run(run: str | None, terminal: Terminal) -> list[RunPaths]:
     try:
         return [registry.resolve(run, live_only=True)]
     except UnknownRunError:
-        found = past_runs.find_leftovers_of(run, patience_s=_ANSWER_S) if run else past_runs.Found()
-        if not (found.leftovers or found.silent):
+        past = past_runs.find_leftovers_of(run, patience_s=_ANSWER_S) if run else past_runs.Found()
+        if not (past.leftovers or past.silent):
             raise
-        NodeLostError.raise_all(list(_remove_leftovers(found, terminal)))
+        NodeLostError.raise_all(list(_remove_leftovers(past, terminal)))
         return []
 
 
-def _remove_leftovers(found: past_runs.Found, terminal: Terminal) -> Iterator[NodeLostError]:
+def _remove_leftovers(past: past_runs.Found, terminal: Terminal) -> Iterator[NodeLostError]:
     """Remove leftovers; yield an error for each backend that fails, or does not say what it has."""
-    for left in found.leftovers:
+    for left in past.leftovers:
         names = ", ".join(left.names)
         if problem := past_runs.remove_and_forget(left):
             yield NodeLostError(f"{left.place.backend} does not remove {names}: {problem}")
         else:
             terminal.say_wrapped(f"removed from {left.place.backend}: {names}")
-    for silent in found.silent:
+    for silent in past.silent:
         when = f"run this again once {silent.place.backend} answers"
         yield NodeLostError(str(silent), fix=f"{when}; {silent.fix}")
-
-
-def _request_stop(paths: RunPaths, *, now: bool, terminal: Terminal) -> bool:
-    """Ask the coordinator to stop the run; return False if the run has already ended."""
-    why = "tfcluster down --now" if now else "tfcluster down"
-    if was_live := Run(paths).ask_to_stop(why=why, now=now):
-        terminal.say(f"stopping {paths.run_id}")
-    return was_live
 
 
 def _await_end(paths: RunPaths, terminal: Terminal, *, was_live: bool) -> None:
@@ -241,7 +233,12 @@ def rm(runs: tuple[str, ...], as_json: bool) -> None:
     asked.
     """
     terminal = Terminal()
-    gone = [run for run in dict.fromkeys(runs) if _is_forgettable(run)]
+    # Of these only a note about leftovers is left.
+    gone = [
+        run
+        for run in dict.fromkeys(runs)
+        if past_runs.is_noted(run) and not RunPaths.of(run).root.exists()
+    ]
     selected = dict.fromkeys(get_run(run) for run in runs if run not in gone)
     for run in selected:
         run.require_ended()
@@ -258,11 +255,6 @@ def rm(runs: tuple[str, ...], as_json: bool) -> None:
     if as_json:
         terminal.emit_json(deleted)
     NodeLostError.raise_all(errors)
-
-
-def _is_forgettable(run: str) -> bool:
-    """Return whether only a note about leftovers is left of a run."""
-    return past_runs.is_noted(run) and not RunPaths.of(run).root.exists()
 
 
 def _forget(run: str, terminal: Terminal) -> None:

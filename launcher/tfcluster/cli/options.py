@@ -60,26 +60,6 @@ def bundled(options: Sequence[Decorator], /, **makers: Callable[..., Any]) -> De
     return add
 
 
-def _launch_options(
-    detach: bool,
-    warm: bool,
-    tensorboard: bool,
-    no_gather: bool,
-    chaos: tuple[str, ...] = (),
-    no_preflight: bool = False,
-    no_prepare: bool = False,
-) -> LaunchOptions:
-    return LaunchOptions(
-        detach=detach,
-        gathers=not no_gather,
-        prepares=not no_prepare,
-        runs_preflight=not no_preflight,
-        warm=warm,
-        tensorboard=tensorboard,
-        chaos=chaos,
-    )
-
-
 set_option = click.option("--set", "sets", multiple=True, metavar="A.B=C", help="Override a field.")
 python_option = click.option("--python", metavar="PATH", help="Python that runs the tasks.")
 backend_option = click.option(
@@ -113,7 +93,8 @@ _WATCH_OPTIONS = (
                  help="Keep TensorFlow imported for the next run (runtime.warm_s)."),
     click.option("--tensorboard", is_flag=True,
                  help="Serve the run's curves in TensorBoard while it lives."),
-    click.option("--no-gather", is_flag=True, help="Do not gather checkpoints."),
+    click.option("--no-gather", "gathers", flag_value=False, default=True,
+                 help="Do not gather checkpoints."),
 )  # fmt: skip
 
 
@@ -144,14 +125,22 @@ def launch_options(*more: Decorator) -> Decorator:
 
     The command gets them as `options`, the LaunchOptions, and `display`.
     """
-    return bundled((*_WATCH_OPTIONS, *more), options=_launch_options, display=Display)
+    return bundled((*_WATCH_OPTIONS, *more), options=LaunchOptions, display=Display)
 
 
 def skip_options(checked: str) -> tuple[Decorator, Decorator]:
     """Return options that skip the checks of what is `checked`, and the prepare step."""
     return (
-        click.option("--no-preflight", is_flag=True, help=f"Skip the checks of {checked}."),
-        click.option("--no-prepare", is_flag=True, help="Skip job.prepare."),
+        click.option(
+            "--no-preflight",
+            "runs_preflight",
+            flag_value=False,
+            default=True,
+            help=f"Skip the checks of {checked}.",
+        ),
+        click.option(
+            "--no-prepare", "prepares", flag_value=False, default=True, help="Skip job.prepare."
+        ),
     )
 
 
@@ -180,8 +169,8 @@ class WithJobArgs(click.Command):
 
 def job_args() -> tuple[str, ...]:
     """Return the arguments after ``--`` of the running command."""
-    found: tuple[str, ...] = click.get_current_context().meta.get(_KEY, ())
-    return found
+    args: tuple[str, ...] = click.get_current_context().meta.get(_KEY, ())
+    return args
 
 
 def write_output(
