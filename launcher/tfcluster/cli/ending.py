@@ -215,8 +215,8 @@ def wait(run: str | None, as_json: bool) -> int:
         terminal.say("\n".join(part_lines(part, terminal.width)))
     if as_json:
         facts = {"run": state.run, "status": str(state.status), "exit_code": state.exit_code}
-        why = {"reason": state.reason, "hint": state.hint, "diagnosis": state.diagnosis}
-        terminal.emit_json(facts | {key: value for key, value in why.items() if value})
+        reasons = {"reason": state.reason, "hint": state.hint, "diagnosis": state.diagnosis}
+        terminal.emit_json(facts | {key: value for key, value in reasons.items() if value})
     if state.exit_code is None:
         message, fix = describe_failure(state)
         raise NodeLostError(message, fix=fix)

@@ -58,13 +58,13 @@ def compare(runs: tuple[str, ...], as_json: bool) -> None:
     """Compare two to six runs: how they ended, their results, and how their specs differ."""
     from tfcluster.web import comparison
 
-    found = list(dict.fromkeys(registry.resolve(run) for run in runs))
-    if not 2 <= len(found) <= comparison.MOST_RUNS:
+    selected = list(dict.fromkeys(registry.resolve(run) for run in runs))
+    if not 2 <= len(selected) <= comparison.MOST_RUNS:
         raise UsageError(
-            f"compare takes 2 to {comparison.MOST_RUNS} different runs, not {len(found)}",
+            f"compare takes 2 to {comparison.MOST_RUNS} different runs, not {len(selected)}",
             fix="`tfcluster ps -a` lists all runs",
         )
-    terminal, compared = Terminal(), comparison.compare(found, now=time.time())
+    terminal, compared = Terminal(), comparison.compare(selected, now=time.time())
     if as_json:
         terminal.emit_json(compared.to_json())
     else:
@@ -88,29 +88,29 @@ def checkpoints(
 ) -> None:
     """List or copy the checkpoints gathered from the chief of RUN (default: the latest run)."""
     terminal = Terminal()
-    found = choice.find_run(run)
-    state = found.state()  # it copies first what a cluster has
-    found.gather_left(terminal.say_wrapped)
-    gathered = found.checkpoints
+    chosen = choice.find_run(run)
+    state = chosen.state()  # it copies first what a cluster has
+    chosen.gather_left(terminal.say_wrapped)
+    gathered = chosen.checkpoints
     if target is not None:
-        _copy_newest(found, target, terminal)
+        _copy_newest(chosen, target, terminal)
     elif only_path:
-        terminal.out(str(_require_newest(found).path))
+        terminal.out(str(_require_newest(chosen).path))
     elif as_json:
         terminal.emit_json([_to_json(checkpoint) for checkpoint in gathered])
     elif gathered:
         rows = checkpoints_grid([_to_json(checkpoint) for checkpoint in gathered])
         terminal.out(stdout_text(rows, terminal))
     elif state.checkpoints and state.job is not None and not state.status.is_final:
-        name = found.id + option_of(found.paths, state.job["backend"])
+        name = chosen.id + option_of(chosen.paths, state.job["backend"])
         count, at_end = len(state.checkpoints), f"`tfcluster attach {name}` waits for it"
         terminal.say_wrapped(
-            f"{found.id} has gathered {count} checkpoints where its coordinator runs; they are"
+            f"{chosen.id} has gathered {count} checkpoints where its coordinator runs; they are"
             f" copied here at its end: {at_end}"
         )
     else:
-        terminal.say(f"{found.id} has gathered no checkpoint")
-    for damaged in () if target is not None else found.damaged_checkpoints:
+        terminal.say(f"{chosen.id} has gathered no checkpoint")
+    for damaged in () if target is not None else chosen.damaged_checkpoints:
         terminal.say_wrapped(str(damaged))
     for sentence in job_watch.silences():
         terminal.say_wrapped(sentence)
@@ -174,9 +174,9 @@ def tensorboard(runs: tuple[str, ...], port: int | None, opens: bool) -> None:
     updated while it trains. Ctrl-C ends it.
     """
     terminal = Terminal()
-    found = [get_run(run).paths for run in runs or (None,)]
-    python = tensorboard_server.choose_python(map(registry.load_plan, found))
-    for paths in found:
+    selected = [get_run(run).paths for run in runs or (None,)]
+    python = tensorboard_server.choose_python(map(registry.load_plan, selected))
+    for paths in selected:
         with contextlib.suppress(registry.DamagedRunError):
             job_watch.load(paths)  # from here on the files of a run in a cluster are copied
         if not paths.has_curves():
@@ -184,7 +184,7 @@ def tensorboard(runs: tuple[str, ...], port: int | None, opens: bool) -> None:
     for sentence in job_watch.silences():
         terminal.say_wrapped(sentence, "yellow")
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(_serve(terminal, python, [paths.curves for paths in found], port, opens))
+        asyncio.run(_serve(terminal, python, [paths.curves for paths in selected], port, opens))
 
 
 async def _serve(

@@ -136,8 +136,8 @@ def _rates(text: str) -> tuple[float, ...]:
     """Return the rates in `text` in bits per second; raises UsageError."""
     from tfcluster.spec.network import read_rate
 
-    found = (read_rate(word, option="--rate") for word in _words(text) or [text])
-    return tuple(dict.fromkeys(found))
+    rates = (read_rate(word, option="--rate") for word in _words(text) or [text])
+    return tuple(dict.fromkeys(rates))
 
 
 def _counts(text: str, option: str) -> tuple[int, ...]:

@@ -43,8 +43,8 @@ def env(spec: str, task_name: str, changes: PlanOptions) -> None:
 
     Example: eval "$(tfcluster env cluster.json worker:1)" && python train.py
     """
-    found = manual_start.build(spec, task_name, changes)
-    lines = plan_view.format_exports(found.plan, found.task, found.env, known=os.environ)
+    start = manual_start.build(spec, task_name, changes)
+    lines = plan_view.format_exports(start.plan, start.task, start.env, known=os.environ)
     Terminal().out("\n".join(lines))
 
 
@@ -104,8 +104,8 @@ def import_(manifest: str, target: str) -> None:
     write_output(json.dumps(spec, indent=2, ensure_ascii=False) + "\n", target, example="FILE.json")
     terminal = Terminal()
     for kind, title in _TITLES.items():
-        if found := [str(note) for note in notes if note.kind == kind]:
-            terminal.say("\n".join([f"{title} ({len(found)}):", *(f"  {line}" for line in found)]))
+        if lines := [str(note) for note in notes if note.kind == kind]:
+            terminal.say("\n".join([f"{title} ({len(lines)}):", *(f"  {line}" for line in lines)]))
     if target != "-":
         terminal.say(f"next: tfcluster plan {shlex.quote(target)}")
 
@@ -164,11 +164,11 @@ def help_(page: str | None) -> None:
     """
     from tfcluster.cli.main import COMMANDS
 
-    terminal, found = Terminal(), pages.titles()
-    if page in COMMANDS and page not in found:
+    terminal, titles = Terminal(), pages.titles()
+    if page in COMMANDS and page not in titles:
         raise UsageError(f"{page} is a command", fix=f"tfcluster {page} --help")
     if page is not None:
         terminal.out(pages.read(page).rstrip("\n"))
         return
-    width = max(map(len, found))
-    terminal.out("\n".join(f"{name:{width}}  {title}" for name, title in found.items()))
+    width = max(map(len, titles))
+    terminal.out("\n".join(f"{name:{width}}  {title}" for name, title in titles.items()))

@@ -155,17 +155,17 @@ def _watch_live(*, as_json: bool) -> None:
 def status(run: str | None, as_json: bool, choice: SchedulerChoice) -> None:
     """Show one run (default: the latest): its tasks, progress, diagnosis."""
     terminal = Terminal()
-    found = choice.find_run(run)
-    state = found.state()
+    chosen = choice.find_run(run)
+    state = chosen.state()
     if as_json:
-        terminal.emit_json(state_json(state) | {"folder": str(found.folder)})
+        terminal.emit_json(state_json(state) | {"folder": str(chosen.folder)})
     else:
         panel = status_panel(
             state,
-            found.paths,
+            chosen.paths,
             now=time.time(),
             this_host=gethostname(),
-            has_curves=found.paths.has_curves(),
+            has_curves=chosen.paths.has_curves(),
         )
         terminal.out(stdout_text(panel, terminal))
     for sentence in job_watch.silences():
@@ -189,8 +189,8 @@ def attach(
     returns the run's own exit code.
     """
     terminal = Terminal()
-    found = choice.find_run(run, live_only=True)
-    paths, state = found.paths, found.state()
+    live = choice.find_run(run, live_only=True)
+    paths, state = live.paths, live.state()
     if state.status.is_final and not as_json:
         terminal.say(f"{state.run} has ended")
         show_end(state, paths, terminal)
@@ -219,7 +219,7 @@ def attach(
         )
         return
     if not as_json and paths.root.exists():
-        show_end(found.state(), paths, terminal)
+        show_end(live.state(), paths, terminal)
 
 
 @click.command("stacks")
@@ -236,10 +236,10 @@ def stacks(run: str | None, task: str | None, all_threads: bool, as_json: bool) 
     terminal = Terminal()
     if task is None and run is not None and _TASK.fullmatch(run):
         run, task = None, run
-    found = SchedulerChoice().find_run(run, live_only=True)
-    answer = found.stacks(*([task] if task is not None else []))
+    live = SchedulerChoice().find_run(run, live_only=True)
+    answer = live.stacks(*([task] if task is not None else []))
     if as_json:
-        terminal.emit_json({"run": found.id, **answer})
+        terminal.emit_json({"run": live.id, **answer})
     else:
         terminal.out("\n".join(history.format_stacks(answer, all_threads=all_threads)))
 
@@ -362,14 +362,14 @@ def parse_moment(text: str, now: float | None = None) -> float:
     try:
         clock = clock_time.fromisoformat(text.strip())
         today = moment if clock.tzinfo is None else moment.astimezone(clock.tzinfo)
-        found = datetime.combine(today, clock)
+        latest = datetime.combine(today, clock)
     except ValueError as error:
         raise UsageError(
             f"--since: {text!r} is no time",
             fix="write how long ago (90s, 5m, 2h, 1d), a time (14:30), or both date and time"
             " ('2026-09-14 14:30')",
         ) from error
-    return (found if found <= today else found - timedelta(days=1)).timestamp()
+    return (latest if latest <= today else latest - timedelta(days=1)).timestamp()
 
 
 def _compile(regex: str | None) -> re.Pattern[bytes] | None:

@@ -58,14 +58,14 @@ def format_count(per_second: float) -> str:
     return f"{per_second:,.0f}" if per_second >= 999.5 else format_rate(per_second)
 
 
-def format_value(value: float, digits: int = 4) -> str:
+def format_value(value: float) -> str:
     """Return a metric as a person reads it: ``0.0312``, ``12.5k``, ``NaN``."""
     if not math.isfinite(value):
         return "NaN" if math.isnan(value) else "∞" if value > 0 else "-∞"
     for limit, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
         if limit <= abs(value) < 1e12:
-            return f"{value / (1e3 if letter == 'k' else limit):.{digits}g}{letter}"
-    return f"{value:.{digits}g}"
+            return f"{value / (1e3 if letter == 'k' else limit):.4g}{letter}"
+    return f"{value:.4g}"
 
 
 def signal_name(number: int) -> str:
@@ -88,8 +88,8 @@ def format_known(value: float | None, form: Callable[[float], str]) -> str:
     return "" if value is None else form(value)
 
 
-def plural(count: int, noun: str, nouns: str = "") -> str:
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {nouns or noun + 's'}"
+def plural(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def cut_to_columns(text: str, columns: int) -> str:
