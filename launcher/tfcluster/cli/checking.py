@@ -72,7 +72,6 @@ def plan(spec: str | None, changes: PlanOptions, task_name: str | None, as_json:
     ARGS after -- are appended to the job's own. Problems that would stop `up` are listed too;
     the exit code is still 0.
     """
-
     planned = planning.plan(spec, changes)
     problems = tuple(obstacles.find(planned))
     plan, terminal = planned.plan, Terminal()

@@ -211,7 +211,6 @@ def command(shell: str) -> None:
     the current session: eval "$(tfcluster completion bash)", or `tfcluster completion fish |
     source`.
     """
-
     cli, terminal = click.get_current_context().find_root().command, Terminal()
     terminal.out(SHELLS[shell](cli, {}, "tfcluster", VARIABLE).source())
     if terminal.stdout.is_tty:

@@ -185,7 +185,6 @@ def _spec_of(script: Path, spec: Path) -> dict[str, Any]:
 
 def _cluster_for(script: Path) -> tuple[dict[str, int], dict[str, str]]:
     """Return the cluster that a script needs, and its ``job.kind`` if it is not the default."""
-
     text = script.read_text(encoding="utf-8", errors="replace")
     if Code.read(text).searches:
         return {"chief": 1, "worker": 2}, {"kind": "tuner"}

@@ -69,7 +69,6 @@ def up(
     in the command line or the spec, 3 environment or setup error, 4 deadline passed, 130 Ctrl-C,
     143 `tfcluster down`.
     """
-
     if submits and (scheduler := leave_allocation(os.environ)):
         backend = {"--backend": ("runtime.backend", scheduler)}
         changes = replace(changes, fields={**changes.fields, **backend})
@@ -105,7 +104,6 @@ def join(
     ARGS after -- are appended to the job's own. Exit codes: those of `up`, and 5 if tasks failed
     here only because of a failure on another machine: start all machines again.
     """
-
     planned, tasks = plan_own_part(spec, names, changes)
     if names:  # a task may have another machine's address, which the checks would refuse
         options = replace(options, runs_preflight=False)
@@ -144,7 +142,6 @@ def run(
     The workers run on this machine or, with --hosts, on other machines through ssh. With
     --no-python, SCRIPT is any command: a program on PATH, or a file such as ./bench.sh.
     """
-
     if module is not None and no_python:
         raise UsageError("-m and --no-python exclude each other", fix="leave one of them out")
     program, *args = (module, *line) if module is not None else line or ("",)

@@ -102,7 +102,6 @@ def _files() -> dict[str, Path]:
 
 
 def _suggest(name: str, known: Iterable[str], otherwise: str) -> str:
-
     near = difflib.get_close_matches(name, known, n=1)
     return f"did you mean {near[0]!r}?" if near else otherwise
 

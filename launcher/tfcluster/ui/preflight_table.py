@@ -214,7 +214,6 @@ def _mark_cell(value: str, findings: Sequence[Finding]) -> str:
 
 
 def _screen(report: PreflightReport, nodes: Sequence[str], width: int, *, colours: bool) -> str:
-
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("")
     for node in nodes:
@@ -226,7 +225,6 @@ def _screen(report: PreflightReport, nodes: Sequence[str], width: int, *, colour
 
 
 def _screen_cell(value: str, findings: Sequence[Finding]) -> Text:
-
     text = Text(sanitize_text(value) if not findings else "")
     for finding in findings:
         tone = "red" if finding.is_fatal else "yellow"

@@ -143,7 +143,6 @@ def screen_text(panel: Panel, width: int, *, colours: bool) -> Painted:
 
     There is no border at the sides, so that paths and commands can be copied.
     """
-
     tone, title = _TONES[panel.tone], sanitize_text(panel.title)
     rule = " " + "─" * (width - len(title) - 1)
     lines = [Text.assemble((title, f"bold {tone}"), (rule, tone))]
