@@ -62,13 +62,8 @@ def _problems_of(error: TfclusterError, place: str) -> list[dict[str, str]]:
 
 @click.command("plan", cls=WithJobArgs)
 @_spec
-@click.option(
-    "--task",
-    "task_name",
-    metavar="TASK",
-    shell_complete=task_names,
-    help="Show one task in full, such as worker:1.",
-)
+@click.option("--task", "task_name", metavar="TASK", shell_complete=task_names,
+              help="Show one task in full, such as worker:1.")  # fmt: skip
 @_plan_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def plan(spec: str | None, changes: PlanOptions, task_name: str | None, as_json: bool) -> None:
@@ -77,7 +72,6 @@ def plan(spec: str | None, changes: PlanOptions, task_name: str | None, as_json:
     ARGS after -- are appended to the job's own. Problems that would stop `up` are listed too;
     the exit code is still 0.
     """
-
     planned = planning.plan(spec, changes)
     problems = tuple(obstacles.find(planned))
     plan, terminal = planned.plan, Terminal()

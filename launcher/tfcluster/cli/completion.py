@@ -132,7 +132,6 @@ def completer(find: Callable[[click.Context], Iterable[str]]) -> Completer:
 @completer
 def run_names(context: click.Context) -> Iterator[str]:
     """Yield the names and the ids of runs, the newest first."""
-
     folders = _newest_runs()
     yield from (match["name"] for path in folders if (match := RUN_ID.fullmatch(path.name)))
     yield from (path.name for path in folders)
@@ -141,7 +140,6 @@ def run_names(context: click.Context) -> Iterator[str]:
 @completer
 def live_runs(context: click.Context) -> Iterator[str]:
     """Yield the names and the ids of live runs."""
-
     live = []
     for path in _newest_runs():
         try:
@@ -170,27 +168,23 @@ def task_names(context: click.Context) -> Iterator[str]:
 @completer
 def backend_names(context: click.Context) -> Iterable[str]:
     """Return the values of ``runtime.backend``."""
-
     return (kinds.AUTO, *kinds.REGISTRY)
 
 
 @completer
 def page_names(context: click.Context) -> Iterable[str]:
     """Return the pages of the documentation."""
-
     return pages.titles()
 
 
 def _newest_runs() -> list[Path]:
     """Return the folders of the newest runs, without reading what is in them."""
-
-    found = [(match["time"], path) for path in (home() / "runs").iterdir()
-             if (match := RUN_ID.fullmatch(path.name))]  # fmt: skip
-    return [path for _, path in sorted(found, reverse=True)[:_MOST_RUNS]]
+    runs = [(match["time"], path) for path in (home() / "runs").iterdir()
+            if (match := RUN_ID.fullmatch(path.name))]  # fmt: skip
+    return [path for _, path in sorted(runs, reverse=True)[:_MOST_RUNS]]
 
 
 def _tasks_of_spec(spec: str | None) -> Iterator[str]:
-
     if spec == "-":
         return
     cluster = read_source(spec).document().value["cluster"]
@@ -200,7 +194,6 @@ def _tasks_of_spec(spec: str | None) -> Iterator[str]:
 
 
 def _tasks_of_run(run: str | None) -> Iterable[str]:
-
     for path in _newest_runs():
         match = RUN_ID.fullmatch(path.name)
         if run in (None, path.name, path.name[-4:], match and match["name"]):
@@ -218,7 +211,6 @@ def command(shell: str) -> None:
     the current session: eval "$(tfcluster completion bash)", or `tfcluster completion fish |
     source`.
     """
-
     cli, terminal = click.get_current_context().find_root().command, Terminal()
     terminal.out(SHELLS[shell](cli, {}, "tfcluster", VARIABLE).source())
     if terminal.stdout.is_tty:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -89,38 +89,32 @@ class Scheduler:
         from tfcluster.spec.kubernetes import Kubernetes  # imports pydantic
         from tfcluster.spec.sections import Runtime
 
-        found = jobs.of_backend(backend)
-        if found is None:
+        backend_jobs = jobs.of_backend(backend)
+        if backend_jobs is None:
             raise UsageError(f"{backend} has no scheduler", fix="name slurm or kubernetes")
-        self._its: Jobs = found
+        self._jobs: Jobs = backend_jobs
         settings = Kubernetes.model_construct(context=context, namespace=namespace)
         runtime = Runtime.model_construct(kubernetes=settings)
-        try:
-            self._cluster = found.cluster(runtime, patience_s=_PATIENCE_S)
-        except SilentError as error:
-            raise _silent(error) from error
+        with _needs_answer():
+            self._cluster = self._jobs.cluster(runtime, patience_s=_PATIENCE_S)
 
     def runs(self) -> Mapping[str, JobState]:
         """Return run → the state of its job."""
-        try:
-            return self._its.look(self._cluster, patience_s=_PATIENCE_S)
-        except SilentError as error:
-            raise _silent(error) from error
+        with _needs_answer():
+            return self._jobs.look(self._cluster, patience_s=_PATIENCE_S)
 
     def stop(self, run: str, say: Callable[[str], None], *, now: bool) -> None:
         """Stop a run and wait until it has ended; `say` what happens. Raises UnknownRunError."""
-        found, state = self._find(run)
-        say(f"stopping {found}")
-        try:
-            self._its.stop(state.job, cluster=self._cluster, now=now)
-        except SilentError as error:
-            raise _silent(error) from error
-        while (now_is := self.runs().get(found)) is not None:
-            if now_is.phase in (JobPhase.ENDING, JobPhase.OVER):
+        run_id, state = self._find(run)
+        say(f"stopping {run_id}")
+        with _needs_answer():
+            self._jobs.stop(state.job, cluster=self._cluster, now=now)
+        while (last := self.runs().get(run_id)) is not None:
+            if last.phase in (JobPhase.ENDING, JobPhase.OVER):
                 break
             time.sleep(_POLL_S)
-        reason = f": {now_is.reason}" if now_is is not None and now_is.reason else ""
-        say(f"{found} has ended{reason}")
+        reason = f": {last.reason}" if last is not None and last.reason else ""
+        say(f"{run_id} has ended{reason}")
 
     def copy(self, run: str) -> Run:
         """Return a run whose files are copied to this machine, where they are not here already.
@@ -130,18 +124,17 @@ class Scheduler:
         from tfcluster.coordinator.submitting import record_job  # `ps` needs none of these
         from tfcluster.run_handle import Run
 
-        found, state = self._find(run)
-        if not RUN_ID.fullmatch(found) or "/" in found:  # others may name objects of the namespace
-            raise UnknownRunError(f"{found!r} is not the id of a run of tfcluster")
+        run_id, state = self._find(run)
+        # Others may name objects of the namespace.
+        if not RUN_ID.fullmatch(run_id) or "/" in run_id:
+            raise UnknownRunError(f"{run_id!r} is not the id of a run of tfcluster")
         _remove_old_copies()
-        if RunPaths.of(found).root.exists():
-            return Run(RunPaths.of(found))
-        paths = RunPaths.of_copy(found)
+        if RunPaths.of(run_id).root.exists():
+            return Run(RunPaths.of(run_id))
+        paths = RunPaths.of_copy(run_id)
         if not paths.root.exists():
-            try:
-                record_job(paths, self._its.make_copy(paths, state.job, cluster=self._cluster))
-            except SilentError as error:
-                raise _silent(error) from error
+            with _needs_answer():
+                record_job(paths, self._jobs.make_copy(paths, state.job, cluster=self._cluster))
         os.utime(paths.root)
         job_watch.load(paths)
         return Run(paths)
@@ -175,5 +168,10 @@ def _remove_old_copies() -> None:
                 shutil.rmtree(folder)
 
 
-def _silent(error: SilentError) -> NodeLostError:
-    return NodeLostError(str(error), fix="try again once the scheduler answers")
+@contextlib.contextmanager
+def _needs_answer() -> Iterator[None]:
+    """Raise NodeLostError where the scheduler does not answer."""
+    try:
+        yield
+    except SilentError as error:
+        raise NodeLostError(str(error), fix="try again once the scheduler answers") from error

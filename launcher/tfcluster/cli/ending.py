@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import time
 from collections.abc import Iterator, Sequence
 
@@ -14,6 +13,7 @@ from tfcluster.backends import job_watch, past_runs
 from tfcluster.backends.local import warm_agents
 from tfcluster.cli.completion import live_runs, run_names
 from tfcluster.cli.elsewhere import SchedulerChoice, scheduler_options
+from tfcluster.cli.options import read_age
 from tfcluster.coordinator import cleanup
 from tfcluster.errors import NodeLostError, SetupError, UnknownRunError, UsageError
 from tfcluster.run_handle import Run
@@ -27,7 +27,6 @@ from tfcluster.ui.render import part_lines
 from tfcluster.ui.terminal import Terminal
 
 _ANSWER_S = 20.0
-UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
 @click.command("scale-to")
@@ -41,12 +40,12 @@ def scale_to(run: str, workers: int, as_json: bool) -> None:
     leave first; they come back when you ask for more. Return once the run has accepted.
     """
     terminal = Terminal()
-    found = get_run(run, live_only=True)
-    answer = found.scale_to(workers)
+    live = get_run(run, live_only=True)
+    answer = live.scale_to(workers)
     if as_json:
-        terminal.emit_json({"run": found.id, "workers": workers, "answer": answer})
+        terminal.emit_json({"run": live.id, "workers": workers, "answer": answer})
     else:
-        terminal.say_wrapped(f"{found.id}: {answer}")
+        terminal.say_wrapped(f"{live.id}: {answer}")
 
 
 @click.command("down")
@@ -57,12 +56,7 @@ def scale_to(run: str, workers: int, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array of the stopped runs.")
 @scheduler_options
 def down(
-    run: str | None,
-    now: bool,
-    everything: bool,
-    warm: bool,
-    as_json: bool,
-    choice: SchedulerChoice,
+    run: str | None, now: bool, everything: bool, warm: bool, as_json: bool, choice: SchedulerChoice
 ) -> None:
     """Stop RUN (default: the only live run) and wait until it has ended.
 
@@ -86,11 +80,12 @@ def down(
     ended = _stop_all(targets, terminal, errors, now=now)
     kept = set[str]() if now else _runs_with_files(terminal, ended)
     done = {state.run for state in ended}
-    found = [past_runs.find_leftovers_of(run, patience_s=_ANSWER_S) for run in done - kept]
+    for ended_run in done - kept:
+        past = past_runs.find_leftovers_of(ended_run, patience_s=_ANSWER_S)
+        errors += _remove_leftovers(past, terminal)
     if everything:
-        found.append(past_runs.find_leftovers(excluded=done | kept, patience_s=_ANSWER_S))
-    for leftovers in found:
-        errors += _remove_leftovers(leftovers, terminal)
+        past = past_runs.find_leftovers(excluded=done | kept, patience_s=_ANSWER_S)
+        errors += _remove_leftovers(past, terminal)
     if as_json:
         terminal.emit_json([{"run": state.run, "status": str(state.status)} for state in ended])
     NodeLostError.raise_all(errors)
@@ -121,7 +116,11 @@ def _stop_all(
     stopping, ended = [], []
     for paths in targets:
         with collecting_errors(errors):
-            stopping.append((paths, _request_stop(paths, now=now, terminal=terminal)))
+            why = "tfcluster down --now" if now else "tfcluster down"
+            was_live = Run(paths).ask_to_stop(why=why, now=now)
+            stopping.append((paths, was_live))
+            if was_live:
+                terminal.say(f"stopping {paths.run_id}")
     for paths, was_live in stopping:
         with collecting_errors(errors):
             _await_end(paths, terminal, was_live=was_live)
@@ -157,32 +156,24 @@ def _find_run(run: str | None, terminal: Terminal) -> list[RunPaths]:
     try:
         return [registry.resolve(run, live_only=True)]
     except UnknownRunError:
-        found = past_runs.find_leftovers_of(run, patience_s=_ANSWER_S) if run else past_runs.Found()
-        if not (found.leftovers or found.silent):
+        past = past_runs.find_leftovers_of(run, patience_s=_ANSWER_S) if run else past_runs.Found()
+        if not (past.leftovers or past.silent):
             raise
-        NodeLostError.raise_all(list(_remove_leftovers(found, terminal)))
+        NodeLostError.raise_all(list(_remove_leftovers(past, terminal)))
         return []
 
 
-def _remove_leftovers(found: past_runs.Found, terminal: Terminal) -> Iterator[NodeLostError]:
+def _remove_leftovers(past: past_runs.Found, terminal: Terminal) -> Iterator[NodeLostError]:
     """Remove leftovers; yield an error for each backend that fails, or does not say what it has."""
-    for left in found.leftovers:
+    for left in past.leftovers:
         names = ", ".join(left.names)
         if problem := past_runs.remove_and_forget(left):
             yield NodeLostError(f"{left.place.backend} does not remove {names}: {problem}")
         else:
             terminal.say_wrapped(f"removed from {left.place.backend}: {names}")
-    for silent in found.silent:
+    for silent in past.silent:
         when = f"run this again once {silent.place.backend} answers"
         yield NodeLostError(str(silent), fix=f"{when}; {silent.fix}")
-
-
-def _request_stop(paths: RunPaths, *, now: bool, terminal: Terminal) -> bool:
-    """Ask the coordinator to stop the run; return False if the run has already ended."""
-    why = "tfcluster down --now" if now else "tfcluster down"
-    if was_live := Run(paths).ask_to_stop(why=why, now=now):
-        terminal.say(f"stopping {paths.run_id}")
-    return was_live
 
 
 def _await_end(paths: RunPaths, terminal: Terminal, *, was_live: bool) -> None:
@@ -224,8 +215,8 @@ def wait(run: str | None, as_json: bool) -> int:
         terminal.say("\n".join(part_lines(part, terminal.width)))
     if as_json:
         facts = {"run": state.run, "status": str(state.status), "exit_code": state.exit_code}
-        why = {"reason": state.reason, "hint": state.hint, "diagnosis": state.diagnosis}
-        terminal.emit_json(facts | {key: value for key, value in why.items() if value})
+        reasons = {"reason": state.reason, "hint": state.hint, "diagnosis": state.diagnosis}
+        terminal.emit_json(facts | {key: value for key, value in reasons.items() if value})
     if state.exit_code is None:
         message, fix = describe_failure(state)
         raise NodeLostError(message, fix=fix)
@@ -242,7 +233,12 @@ def rm(runs: tuple[str, ...], as_json: bool) -> None:
     asked.
     """
     terminal = Terminal()
-    gone = [run for run in dict.fromkeys(runs) if _is_forgettable(run)]
+    # Of these only a note about leftovers is left.
+    gone = [
+        run
+        for run in dict.fromkeys(runs)
+        if past_runs.is_noted(run) and not RunPaths.of(run).root.exists()
+    ]
     selected = dict.fromkeys(get_run(run) for run in runs if run not in gone)
     for run in selected:
         run.require_ended()
@@ -259,11 +255,6 @@ def rm(runs: tuple[str, ...], as_json: bool) -> None:
     if as_json:
         terminal.emit_json(deleted)
     NodeLostError.raise_all(errors)
-
-
-def _is_forgettable(run: str) -> bool:
-    """Return whether only a note about leftovers is left of a run."""
-    return past_runs.is_noted(run) and not RunPaths.of(run).root.exists()
 
 
 def _forget(run: str, terminal: Terminal) -> None:
@@ -291,7 +282,11 @@ def prune(
     terminal = Terminal()
     if keep is None:
         keep = 0 if older_than else 20
-    age_s = 0.0 if older_than is None else parse_age(older_than)
+    if (age_s := read_age("0s" if older_than is None else older_than)) is None:
+        raise UsageError(
+            f"--older-than: {older_than!r} is not an age",
+            fix="write a number and one of s, m, h, d, w: --older-than 30d",
+        )
     selected = _select(keep, age_s)
     if not selected:
         terminal.say("nothing to delete")
@@ -323,14 +318,3 @@ def _select(keep: int, age_s: float) -> list[RunPaths]:
 def _is_dead(damaged: RunPaths) -> bool:
     """Return whether a run without a readable state has neither coordinator nor task alive."""
     return not registry.is_answered(damaged) and not any(cleanup.find(damaged.run_id))
-
-
-def parse_age(text: str) -> float:
-    """Return an age in seconds (``30d`` → 2592000.0); raise UsageError if `text` is not an age."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text.strip())
-    if match is None:
-        raise UsageError(
-            f"--older-than: {text!r} is not an age",
-            fix="write a number and one of s, m, h, d, w: --older-than 30d",
-        )
-    return float(match[1]) * UNITS_S[match[2]]

@@ -57,7 +57,12 @@ def command(
     """
     terminal = Terminal()
     if list_only:
-        _show_templates(terminal, as_json=as_json)
+        known = [{"name": name, "about": about(path)} for name, path in templates().items()]
+        width = max(len(template["name"]) for template in known)
+        if as_json:
+            terminal.emit_json(known)
+        else:
+            terminal.out("\n".join(f"{each['name']:{width}}  {each['about']}" for each in known))
         return
     path = _target(file, force=force)
     if script is not None and template is not None:
@@ -93,8 +98,8 @@ def _target(file: str | None, *, force: bool) -> Path:
         raise UsageError(f"FILE: {file!r} is a script, not the spec to write", fix=fix)
     endings = [Path(name).suffix for name in SPEC_NAMES]
     if path.suffix not in endings:
-        fix = f"write {path.stem}.json"
-        raise UsageError(f"FILE: {file!r} must end in {join_first(endings)}", fix=fix)
+        message = f"FILE: {file!r} must end in {join_first(endings)}"
+        raise UsageError(message, fix=f"write {path.stem}.json")
     return path
 
 
@@ -112,22 +117,21 @@ def _choose_script(terminal: Terminal) -> str | None:
 
     On a terminal the user chooses. Raises UsageError without one, if there are several.
     """
-    found = training_scripts(Path())
-    if not found or not (sys.stdin is not None and sys.stdin.isatty() and terminal.stderr.is_tty):
-        if len(found) > 1:
-            fix = f"name one: tfcluster init --script {shlex.quote(found[0])}"
+    names = training_scripts(Path())
+    if not names or not (sys.stdin is not None and sys.stdin.isatty() and terminal.stderr.is_tty):
+        if len(names) > 1:
+            fix = f"name one: tfcluster init --script {shlex.quote(names[0])}"
             fix += f"\n  → or start from an example: tfcluster init --template {FIRST_TEMPLATE}"
-            raise UsageError(f"this folder has several scripts: {join_first(found)}", fix=fix)
-        return found[0] if found else None
-    if len(found) == 1:
-        ask = f"Write a spec for {found[0]}? (n: an example instead)"
-        return found[0] if click.confirm(ask, default=True, err=True) else None
-    rows = [*found, f"none of them: an example ({FIRST_TEMPLATE})"]
+            raise UsageError(f"this folder has several scripts: {join_first(names)}", fix=fix)
+        return names[0] if names else None
+    if len(names) == 1:
+        ask = f"Write a spec for {names[0]}? (n: an example instead)"
+        return names[0] if click.confirm(ask, default=True, err=True) else None
+    rows = [*names, f"none of them: an example ({FIRST_TEMPLATE})"]
     terminal.say("\n".join(f"  {number}  {row}" for number, row in enumerate(rows, 1)))
-    number = click.prompt(
-        "Write a spec for", type=click.IntRange(1, len(rows)), default=1, err=True
-    )
-    return found[number - 1] if number <= len(found) else None
+    numbers = click.IntRange(1, len(rows))
+    number = click.prompt("Write a spec for", type=numbers, default=1, err=True)
+    return names[number - 1] if number <= len(names) else None
 
 
 def training_scripts(folder: Path) -> list[str]:
@@ -136,9 +140,7 @@ def training_scripts(folder: Path) -> list[str]:
     They import TensorFlow or Keras, or are called ``train…``. Tests and modules that another file
     imports are left out.
     """
-
-    found: list[str] = []
-    imported: set[str] = set()
+    trains, imported = list[str](), set[str]()
     for name in _python_files(folder)[:_MAX_FILES]:
         try:
             code = Code.read((folder / name).read_text(encoding="utf-8"))
@@ -147,9 +149,9 @@ def training_scripts(folder: Path) -> list[str]:
         imported |= code.imports
         packages = {module.partition(".")[0] for module in code.imports}
         if packages & _TRAINS or name.startswith("train"):
-            found.append(name)
-    programs = [name for name in found if name.removesuffix(".py") not in imported]
-    return sorted(programs or found, key=lambda name: (not name.startswith("train"), name))
+            trains.append(name)
+    programs = [name for name in trains if name.removesuffix(".py") not in imported]
+    return sorted(programs or trains, key=lambda name: (not name.startswith("train"), name))
 
 
 def _python_files(folder: Path) -> list[str]:
@@ -183,7 +185,6 @@ def _spec_of(script: Path, spec: Path) -> dict[str, Any]:
 
 def _cluster_for(script: Path) -> tuple[dict[str, int], dict[str, str]]:
     """Return the cluster that a script needs, and its ``job.kind`` if it is not the default."""
-
     text = script.read_text(encoding="utf-8", errors="replace")
     if Code.read(text).searches:
         return {"chief": 1, "worker": 2}, {"kind": "tuner"}
@@ -195,24 +196,14 @@ def _cluster_for(script: Path) -> tuple[dict[str, int], dict[str, str]]:
 def format_spec(spec: Mapping[str, Any], ending: str) -> str:
     """Return the text of a spec file; YAML names the schema in a comment."""
     if ending in (".json", ".jsonc"):
-        lines = (f"  {json.dumps(key)}: {_inline(value)}" for key, value in spec.items())
+        lines = (
+            f"  {json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}"
+            for key, value in spec.items()
+        )
         return "{\n" + ",\n".join(lines) + "\n}\n"
     fields = {key: value for key, value in spec.items() if key != "$schema"}
 
     return f"# yaml-language-server: $schema={_SCHEMA}\n{yaml_text.write(fields)}"
-
-
-def _inline(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
-
-
-def _show_templates(terminal: Terminal, *, as_json: bool) -> None:
-    found = [(name, about(path)) for name, path in templates().items()]
-    if as_json:
-        terminal.emit_json([{"name": name, "about": about} for name, about in found])
-        return
-    width = max(len(name) for name, _ in found)
-    terminal.out("\n".join(f"{name:{width}}  {about}" for name, about in found))
 
 
 def templates() -> dict[str, Path]:
@@ -236,8 +227,8 @@ def about(template: Path) -> str:
 def find(name: str) -> Path:
     """Return the template called `name`; raises UsageError, with all names, for an unknown one."""
     known = templates()
-    if found := known.get(name.removesuffix(".json")):
-        return found
+    if template := known.get(name.removesuffix(".json")):
+        return template
     raise UsageError(f"there is no template {name!r}", fix=f"use one of {', '.join(known)}")
 
 
@@ -255,8 +246,8 @@ def write(path: Path, text: str, *, force: bool) -> None:
         fix = "name another FILE, or overwrite it with --force"
         raise UsageError(f"{path} already exists", fix=fix) from None
     except OSError as error:
-        reason = reason_of(error)
-        raise UsageError(f"cannot write {error.filename or path}: {reason}") from None
+        message = f"cannot write {error.filename or path}: {reason_of(error)}"
+        raise UsageError(message) from None
 
 
 def adapt(text: str) -> str:

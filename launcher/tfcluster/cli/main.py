@@ -91,10 +91,9 @@ REMOVED = {
         (("compare", "-o"), ("compare", "--output")),
         "`tfcluster ui` shows the curves of several runs in the same charts",
     ),
-    (
-        "up",
-        "--coordinator",
-    ): "a run's coordinator at Kubernetes is always a pod: leave the option out",
+    ("up", "--coordinator"): (
+        "a run's coordinator at Kubernetes is always a pod: leave the option out"
+    ),
     ("scale", "--repeats"): "each cell is a run of its own: for longer cells, increase --steps",
 }
 """A command and a word that it no longer takes → what does its work."""
@@ -104,9 +103,10 @@ COMMANDS = {name: text for group in GROUPS.values() for name, text in group.item
 _MODULES = {
     **dict.fromkeys(("up", "run", "join"), "starting"),
     **dict.fromkeys(("validate", "plan", "doctor"), "checking"),
-    **dict.fromkeys(("ps", "top", "status", "attach", "stacks"), "watching"),
+    **dict.fromkeys(("ps", "top", "status", "attach", "logs", "stacks", "ui"), "watching"),
+    **dict.fromkeys(("report", "compare", "checkpoints", "tensorboard"), "results"),
     **dict.fromkeys(("scale-to", "down", "wait", "rm", "prune"), "ending"),
-    **dict.fromkeys(("env", "export", "import", "schema", "help"), "tools"),
+    **dict.fromkeys(("env", "export", "import", "schema", "build", "help"), "tools"),
 }
 """Command → its module in `cli`, where it is not the one of its name."""
 
@@ -137,8 +137,11 @@ class LazyGroup(click.Group):
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         from click.shell_completion import CompletionItem
 
-        found = [(name, text) for name, text in COMMANDS.items() if name.startswith(incomplete)]
-        items = [CompletionItem(name, help=text) for name, text in found]
+        items = [
+            CompletionItem(name, help=text)
+            for name, text in COMMANDS.items()
+            if name.startswith(incomplete)
+        ]
         return [*items, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -163,10 +166,11 @@ def _meant(args: list[str]) -> str:
 def _successors(args: list[str]) -> str:
     """Return a line for each word of a command line that its command no longer takes."""
     words = {part for word in args[1:] for part in word.split("=")}
-    found = [
-        to for (command, word), to in REMOVED.items() if [command] == args[:1] and word in words
-    ]
-    return "".join(f"\n  → {successor}" for successor in found)
+    return "".join(
+        f"\n  → {successor}"
+        for (command, word), successor in REMOVED.items()
+        if [command] == args[:1] and word in words
+    )
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
@@ -200,8 +204,9 @@ def main() -> None:
         code = error.exit_code
     except (click.Abort, KeyboardInterrupt):
         code = 130
-    except BrokenPipeError:
-        code = _discard_stdout()
+    except BrokenPipeError:  # the reader has gone, as in `tfcluster ps | head -1`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
     except TfclusterError as error:
         if debug:
             Terminal().say(traceback.format_exc())
@@ -222,12 +227,6 @@ def _has_current_folder() -> bool:
         return bool(os.getcwd())
     except FileNotFoundError:
         return False
-
-
-def _discard_stdout() -> int:
-    """Discard further output and return 0: the reader has gone, as in `tfcluster ps | head -1`."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 0
 
 
 def entry() -> None:

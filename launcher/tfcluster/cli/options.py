@@ -1,22 +1,31 @@
-"""Options that several commands share: hosts, how a run is shown, and the job's arguments."""
+"""Options that several commands share: hosts, how a run is shown, the file that gets the output.
+
+Also the job's arguments, and ages such as ``30d``.
+"""
 
 from __future__ import annotations
 
 import functools
 import inspect
+import re
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import click
 
+from tfcluster.agent.error_text import reason_of
 from tfcluster.cli.completion import backend_names
+from tfcluster.errors import UsageError
 from tfcluster.spec import NO_CHOICE, HostChoice, LaunchOptions, PlanOptions
+from tfcluster.ui.terminal import Terminal
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 _KEY = "tfcluster.job_args"
+_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,26 +58,6 @@ def bundled(options: Sequence[Decorator], /, **makers: Callable[..., Any]) -> De
         return made
 
     return add
-
-
-def _launch_options(
-    detach: bool,
-    warm: bool,
-    tensorboard: bool,
-    no_gather: bool,
-    chaos: tuple[str, ...] = (),
-    no_preflight: bool = False,
-    no_prepare: bool = False,
-) -> LaunchOptions:
-    return LaunchOptions(
-        detach=detach,
-        gathers=not no_gather,
-        prepares=not no_prepare,
-        runs_preflight=not no_preflight,
-        warm=warm,
-        tensorboard=tensorboard,
-        chaos=chaos,
-    )
 
 
 set_option = click.option("--set", "sets", multiple=True, metavar="A.B=C", help="Override a field.")
@@ -104,7 +93,8 @@ _WATCH_OPTIONS = (
                  help="Keep TensorFlow imported for the next run (runtime.warm_s)."),
     click.option("--tensorboard", is_flag=True,
                  help="Serve the run's curves in TensorBoard while it lives."),
-    click.option("--no-gather", is_flag=True, help="Do not gather checkpoints."),
+    click.option("--no-gather", "gathers", flag_value=False, default=True,
+                 help="Do not gather checkpoints."),
 )  # fmt: skip
 
 
@@ -135,14 +125,22 @@ def launch_options(*more: Decorator) -> Decorator:
 
     The command gets them as `options`, the LaunchOptions, and `display`.
     """
-    return bundled((*_WATCH_OPTIONS, *more), options=_launch_options, display=Display)
+    return bundled((*_WATCH_OPTIONS, *more), options=LaunchOptions, display=Display)
 
 
 def skip_options(checked: str) -> tuple[Decorator, Decorator]:
     """Return options that skip the checks of what is `checked`, and the prepare step."""
     return (
-        click.option("--no-preflight", is_flag=True, help=f"Skip the checks of {checked}."),
-        click.option("--no-prepare", is_flag=True, help="Skip job.prepare."),
+        click.option(
+            "--no-preflight",
+            "runs_preflight",
+            flag_value=False,
+            default=True,
+            help=f"Skip the checks of {checked}.",
+        ),
+        click.option(
+            "--no-prepare", "prepares", flag_value=False, default=True, help="Skip job.prepare."
+        ),
     )
 
 
@@ -171,5 +169,35 @@ class WithJobArgs(click.Command):
 
 def job_args() -> tuple[str, ...]:
     """Return the arguments after ``--`` of the running command."""
-    found: tuple[str, ...] = click.get_current_context().meta.get(_KEY, ())
-    return found
+    args: tuple[str, ...] = click.get_current_context().meta.get(_KEY, ())
+    return args
+
+
+def write_output(
+    page: str,
+    target: str,
+    *,
+    example: str = "FILE.html",
+    announce: Callable[[str], object] | None = None,
+) -> None:
+    """Write a page to the file `target` and print its path; to stdout if `target` is ``-``.
+
+    `example`: another file, for the message of a file that cannot be written; `announce` gets the
+    path instead of stdout.
+    """
+    terminal, data = Terminal(), page.encode(errors="replace")  # JSON may hold lone surrogates
+    if target == "-":
+        terminal.out_lines(data)
+        return
+    try:
+        Path(target).write_bytes(data)
+    except OSError as error:
+        fix = f"name another file: -o {example}"
+        raise UsageError(f"{target} cannot be written: {reason_of(error)}", fix=fix) from error
+    (announce or terminal.out)(target)
+
+
+def read_age(text: str) -> float | None:
+    """Return an age in seconds (``30d`` → 2592000.0), or None if `text` is not an age."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text.strip())
+    return float(match[1]) * _UNITS_S[match[2]] if match else None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tfcluster.cli.options import WithJobArgs, plan_options
+from tfcluster.cli.options import WithJobArgs, plan_options, write_output
 from tfcluster.errors import UsageError
 from tfcluster.spec import PlanOptions
 
@@ -105,11 +105,10 @@ def _print(study: Study, terminal: Terminal, *, as_json: bool, target: str | Non
         parts = ("\n".join(part_lines(part, width)) for part in study_parts(study))
         terminal.out("\n\n".join(parts))
     if target is not None:
-        from tfcluster.cli.report import write_page
         from tfcluster.web.rendering import render_file
 
         page = render_file("study", describe_study(study, ["tfcluster", *sys.argv[1:]]))
-        write_page(page, target, announce=terminal.say)
+        write_output(page, target, announce=terminal.say)
 
 
 def _say(cell: str, gang: Gang, remaining_s: float | None, terminal: Terminal) -> None:
@@ -137,8 +136,8 @@ def _rates(text: str) -> tuple[float, ...]:
     """Return the rates in `text` in bits per second; raises UsageError."""
     from tfcluster.spec.network import read_rate
 
-    found = (read_rate(word, option="--rate") for word in _words(text) or [text])
-    return tuple(dict.fromkeys(found))
+    rates = (read_rate(word, option="--rate") for word in _words(text) or [text])
+    return tuple(dict.fromkeys(rates))
 
 
 def _counts(text: str, option: str) -> tuple[int, ...]:

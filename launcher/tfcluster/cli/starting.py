@@ -69,7 +69,6 @@ def up(
     in the command line or the spec, 3 environment or setup error, 4 deadline passed, 130 Ctrl-C,
     143 `tfcluster down`.
     """
-
     if submits and (scheduler := leave_allocation(os.environ)):
         backend = {"--backend": ("runtime.backend", scheduler)}
         changes = replace(changes, fields={**changes.fields, **backend})
@@ -105,7 +104,6 @@ def join(
     ARGS after -- are appended to the job's own. Exit codes: those of `up`, and 5 if tasks failed
     here only because of a failure on another machine: start all machines again.
     """
-
     planned, tasks = plan_own_part(spec, names, changes)
     if names:  # a task may have another machine's address, which the checks would refuse
         options = replace(options, runs_preflight=False)
@@ -144,15 +142,12 @@ def run(
     The workers run on this machine or, with --hosts, on other machines through ssh. With
     --no-python, SCRIPT is any command: a program on PATH, or a file such as ./bench.sh.
     """
-
+    if module is not None and no_python:
+        raise UsageError("-m and --no-python exclude each other", fix="leave one of them out")
     program, *args = (module, *line) if module is not None else line or ("",)
-    kind: Literal["script", "module", "command"] = "script"
+    kind: Literal["script", "module", "command"] = "command" if no_python else "script"
     if module is not None:
         kind = "module"
-        if no_python:
-            raise UsageError("-m and --no-python exclude each other", fix="leave one of them out")
-    elif no_python:
-        kind = "command"
     _check_program(program, args, kind)
     hosts = changes.hosts
     if kind == "command" and hosts.hosts is None and hosts.hostfile is None:
@@ -170,7 +165,8 @@ def _check_program(program: str, args: Sequence[str], kind: str) -> None:
     if program.startswith("-") and not os.path.isfile(program):
         context = click.get_current_context()
         known = [name for option in context.command.params for name in option.opts]
-        near = ["-n"] if re.search("worker|proc", program) else _near(program, known)
+        near = difflib.get_close_matches(program, known, n=1)
+        near = ["-n"] if re.search("worker|proc", program) else near
         hint = f" Did you mean {near[0]!r}?" if near else ""
         raise click.UsageError(f"No such option {program!r}.{hint}", context)
     if kind != "script":
@@ -199,10 +195,6 @@ def _check_command(program: str) -> None:
         fix = f"chmod +x {shlex.quote(program)}"
         raise UsageError(f"{program} is not executable", fix=fix)
     raise UsageError(f"there is no command {program}", fix="check the name, or give its path")
-
-
-def _near(name: str, known: Sequence[str]) -> list[str]:
-    return difflib.get_close_matches(name, known, n=1)
 
 
 def _is_other_program(path: Path) -> bool:

@@ -1,4 +1,4 @@
-"""`tfcluster env`, `export`, `import`, `schema` and `help`: what other tools and readers get."""
+"""`tfcluster env`, `export`, `import`, `schema`, `build`, `help`: what is for other programs."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 
 import click
 
+from tfcluster.backends.docker import worker_image
 from tfcluster.cli.completion import page_names, task_names
-from tfcluster.cli.options import WithJobArgs, plan_options
-from tfcluster.cli.report import write_page
+from tfcluster.cli.options import WithJobArgs, bundled, plan_options, write_output
 from tfcluster.coordinator import manual_start
 from tfcluster.errors import UsageError
 from tfcluster.export import FORMATS
@@ -23,6 +23,7 @@ from tfcluster.spec.source import read_stdin, read_text
 from tfcluster.ui import pages, plan_view
 from tfcluster.ui.terminal import Terminal
 
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _TITLES = {
     "needed": "needed before a start",
     "missing": "without counterpart",
@@ -42,9 +43,8 @@ def env(spec: str, task_name: str, changes: PlanOptions) -> None:
 
     Example: eval "$(tfcluster env cluster.json worker:1)" && python train.py
     """
-
-    found = manual_start.build(spec, task_name, changes)
-    lines = plan_view.format_exports(found.plan, found.task, found.env, known=os.environ)
+    start = manual_start.build(spec, task_name, changes)
+    lines = plan_view.format_exports(start.plan, start.task, start.env, known=os.environ)
     Terminal().out("\n".join(lines))
 
 
@@ -64,7 +64,6 @@ def export(spec: str | None, tool: str, target: str, changes: PlanOptions) -> No
 
     ARGS after -- are appended to the job's own.
     """
-
     file = None if target == "-" else Path(target).absolute()
     request = Request(
         spec=spec,
@@ -76,7 +75,7 @@ def export(spec: str | None, tool: str, target: str, changes: PlanOptions) -> No
         environ=os.environ,
     )
     exported = export_plan(tool, request)
-    write_page(exported.text, target, example="FILE")
+    write_output(exported.text, target, example="FILE")
     for need in exported.needs:
         Terminal().say(f"the file needs {need}")
 
@@ -102,11 +101,11 @@ def import_(manifest: str, target: str) -> None:
     is_stdin = manifest == "-"
     text = read_stdin("manifest") if is_stdin else read_text(manifest, "manifest", "check the path")
     spec, notes = convert(text, "stdin" if is_stdin else manifest)
-    write_page(json.dumps(spec, indent=2, ensure_ascii=False) + "\n", target, example="FILE.json")
+    write_output(json.dumps(spec, indent=2, ensure_ascii=False) + "\n", target, example="FILE.json")
     terminal = Terminal()
     for kind, title in _TITLES.items():
-        if found := [str(note) for note in notes if note.kind == kind]:
-            terminal.say("\n".join([f"{title} ({len(found)}):", *(f"  {line}" for line in found)]))
+        if lines := [str(note) for note in notes if note.kind == kind]:
+            terminal.say("\n".join([f"{title} ({len(lines)}):", *(f"  {line}" for line in lines)]))
     if target != "-":
         terminal.say(f"next: tfcluster plan {shlex.quote(target)}")
 
@@ -117,8 +116,41 @@ def schema() -> None:
 
     `tfcluster init` writes it next to the spec, where editors find it without a network.
     """
-
     Terminal().out(published_schema.text())
+
+
+_build_options = (
+    click.option("--base", metavar="IMAGE", default="python:3.11-slim", show_default=True,
+                 help="Base image: Debian or Ubuntu with python3 and its venv module."),
+    click.option("--tensorflow", metavar="VERSION",
+                 help="Such as 2.15 (default: the newest tested)."),
+    click.option("--gpu", "has_gpu", is_flag=True, help="Include NVIDIA's libraries."),
+    click.option("-r", "--requirements", type=_FILE, metavar="FILE",
+                 help="Your own packages, a requirements file for pip."),
+    click.option("--join", "joins", is_flag=True,
+                 help="Include tfcluster itself, for schedulers and orchestrators that start"
+                 " `tfcluster join`."),
+    click.option("--tag", "tags", multiple=True, metavar="NAME",
+                 help="Name of the image (default: tfcluster-worker:tfVERSION; without"
+                 " --tensorflow and --gpu also :latest); may be repeated."),
+    click.option("--network", metavar="NETWORK",
+                 help="Network of pip during the build, such as host."),
+    click.option("--ca", type=_FILE, metavar="FILE",
+                 help="CA certificates that pip trusts (default: $PIP_CERT, $REQUESTS_CA_BUNDLE)."),
+    click.option("--pip-config", type=_FILE, metavar="FILE",
+                 help="pip's configuration during the build (default: $PIP_CONFIG_FILE)."),
+)  # fmt: skip
+
+
+@click.command("build")
+@bundled(_build_options, options=worker_image.BuildOptions)
+def build(options: worker_image.BuildOptions) -> None:
+    """Build the worker image with this machine's docker and print its names.
+
+    Certificates, pip's configuration and proxies ($https_proxy …) are used during the build and
+    are not stored in the image. docker's output goes to stderr.
+    """
+    Terminal().out("\n".join(worker_image.build(options, os.environ)))
 
 
 @click.command("help")
@@ -132,11 +164,11 @@ def help_(page: str | None) -> None:
     """
     from tfcluster.cli.main import COMMANDS
 
-    terminal, found = Terminal(), pages.titles()
-    if page in COMMANDS and page not in found:
+    terminal, titles = Terminal(), pages.titles()
+    if page in COMMANDS and page not in titles:
         raise UsageError(f"{page} is a command", fix=f"tfcluster {page} --help")
     if page is not None:
         terminal.out(pages.read(page).rstrip("\n"))
         return
-    width = max(map(len, found))
-    terminal.out("\n".join(f"{name:{width}}  {title}" for name, title in found.items()))
+    width = max(map(len, titles))
+    terminal.out("\n".join(f"{name:{width}}  {title}" for name, title in titles.items()))

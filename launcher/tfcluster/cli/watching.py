@@ -1,42 +1,47 @@
-"""`tfcluster ps`, `top`, `status`, `attach`, `stacks`: runs, from a line for each to a live view.
+"""`tfcluster ps`, `top`, `status`, `attach`, `logs`, `stacks`, `ui`: runs, live or past.
 
 `show_end` shows how a run ended, for `attach` and for the commands that start one.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Iterator
+from datetime import datetime, timedelta
+from datetime import time as clock_time
 from socket import gethostname
-from typing import Any
+from urllib.parse import urlsplit
 
 import click
 
 from tfcluster.backends import job_watch, past_runs
 from tfcluster.backends.local import warm_agents
 from tfcluster.checkpoints.store import load_hint, open_for_reading
-from tfcluster.cli.completion import live_runs, run_names
+from tfcluster.cli.completion import live_runs, run_names, task_names
 from tfcluster.cli.elsewhere import Scheduler, SchedulerChoice, option_of, scheduler_options
+from tfcluster.cli.options import read_age
+from tfcluster.errors import SetupError, UsageError
 from tfcluster.rundir import registry
 from tfcluster.rundir.figures import state_json
 from tfcluster.rundir.paths import RunPaths, home, runtime_dir
 from tfcluster.rundir.registry import RunListing
 from tfcluster.rundir.snapshot import RunSnapshot
 from tfcluster.rundir.states import Status
-from tfcluster.rundir.task_logs import end_of_lines, newest_attempts
+from tfcluster.rundir.task_logs import end_of_lines, find_label, newest_attempts, rank
 from tfcluster.ui import history
 from tfcluster.ui.excerpt import excerpt
-from tfcluster.ui.follow import RunView
+from tfcluster.ui.follow import RunView, line_style_for
 from tfcluster.ui.formats import plural
-from tfcluster.ui.merged_logs import LogFilter
+from tfcluster.ui.merged_logs import LineStyle, LogFilter, MergedLogs
 from tfcluster.ui.overview import LiveRuns, describe, watch
 from tfcluster.ui.panels import closing_panel, root_cause_panel, runs_grid, status_panel
 from tfcluster.ui.render import part_lines, show, stdout_text
-from tfcluster.ui.stack_lines import format_stacks
 from tfcluster.ui.terminal import Terminal
 
 _LINES_BEFORE = 10
+_PAUSE_S = 0.1
 _TASK = re.compile(r"[a-z]+:\d+")
 
 
@@ -45,12 +50,7 @@ _TASK = re.compile(r"[a-z]+:\d+")
 @click.option("-w", "--watch", "watches", is_flag=True, help="Watch the live runs, as `top` does.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array of states.")
 @scheduler_options
-def ps(
-    all_runs: bool,
-    watches: bool,
-    as_json: bool,
-    choice: SchedulerChoice,
-) -> None:
+def ps(all_runs: bool, watches: bool, as_json: bool, choice: SchedulerChoice) -> None:
     """List live runs, oldest first.
 
     With --backend, list the runs that a scheduler has, whichever machine submitted them.
@@ -65,8 +65,12 @@ def ps(
     known = [snapshot for _, snapshot in survey.runs]
     shown = [run for run in known if all_runs or not run.status.is_final]
     if as_json:
-        rows = [run.to_json() for run in shown]
-        terminal.emit_json(rows + [_damaged_json(error) for error in survey.damaged if all_runs])
+        damaged = [
+            {"run": error.paths.run_id, "status": "damaged", "problem": error.why, "tasks": []}
+            for error in survey.damaged
+            if all_runs
+        ]
+        terminal.emit_json([run.to_json() for run in shown] + damaged)
     elif shown:
         width = terminal.stdout.width()
         grid = runs_grid(shown, now=time.time(), this_host=gethostname(), width=width)
@@ -79,18 +83,18 @@ def ps(
 
 
 def _list_elsewhere(scheduler: Scheduler, *, as_json: bool) -> None:
-    terminal, found = Terminal(), sorted(scheduler.runs().items())
+    terminal, states = Terminal(), sorted(scheduler.runs().items())
     if as_json:
         terminal.emit_json(
             [
-                {"run": run, "job": s.job, "phase": str(s.phase), "reason": s.reason}
-                for run, s in found
+                {"run": run, "job": state.job, "phase": str(state.phase), "reason": state.reason}
+                for run, state in states
             ]
         )
         return
-    for run, state in found:
+    for run, state in states:
         terminal.out(f"{run}  {state.phase}{': ' if state.reason else ''}{state.reason}")
-    if not found:
+    if not states:
         terminal.say("the scheduler knows no run of tfcluster")
 
 
@@ -110,22 +114,15 @@ def _remarks(survey: RunListing) -> Iterator[str]:
     for _, run in survey.runs:
         if run.status is Status.LOST and registry.is_open(run):
             yield f"{run.run} is lost: `tfcluster down {run.run[-4:]}` cleans up after it"
-    found = past_runs.find_leftovers()
+    past = past_runs.find_leftovers()
     missed = {run.run for _, run in survey.runs if run.missed}
-    yield from (f"{silent}; {silent.fix}" for silent in found.silent)
-    for left in found.leftovers:
-        names = ", ".join(left.names)
+    yield from (f"{silent}; {silent.fix}" for silent in past.silent)
+    for left in past.leftovers:
+        what_to_do = f": `tfcluster down {left.run_id}` removes them"
         if left.run_id in missed:
-            yield (
-                f"{left.place.backend} still has {names}, with the newest checkpoint of"
-                f" {left.run_id}: `tfcluster checkpoints {left.run_id}` gathers it"
-            )
-            continue
-        yield f"{left.place.backend} still has {names}: `tfcluster down {left.run_id}` removes them"
-
-
-def _damaged_json(error: registry.DamagedRunError) -> dict[str, Any]:
-    return {"run": error.paths.run_id, "status": "damaged", "problem": error.why, "tasks": []}
+            what_to_do = f", with the newest checkpoint of {left.run_id}: `tfcluster checkpoints"
+            what_to_do += f" {left.run_id}` gathers it"
+        yield f"{left.place.backend} still has {', '.join(left.names)}{what_to_do}"
 
 
 @click.command("top")
@@ -155,24 +152,20 @@ def _watch_live(*, as_json: bool) -> None:
 @click.argument("run", required=False, shell_complete=run_names)
 @click.option("--json", "as_json", is_flag=True, help="Print the run's state as one JSON object.")
 @scheduler_options
-def status(
-    run: str | None,
-    as_json: bool,
-    choice: SchedulerChoice,
-) -> None:
+def status(run: str | None, as_json: bool, choice: SchedulerChoice) -> None:
     """Show one run (default: the latest): its tasks, progress, diagnosis."""
     terminal = Terminal()
-    found = choice.find_run(run)
-    state = found.state()
+    chosen = choice.find_run(run)
+    state = chosen.state()
     if as_json:
-        terminal.emit_json(state_json(state) | {"folder": str(found.folder)})
+        terminal.emit_json(state_json(state) | {"folder": str(chosen.folder)})
     else:
         panel = status_panel(
             state,
-            found.paths,
+            chosen.paths,
             now=time.time(),
             this_host=gethostname(),
-            has_curves=found.paths.has_curves(),
+            has_curves=chosen.paths.has_curves(),
         )
         terminal.out(stdout_text(panel, terminal))
     for sentence in job_watch.silences():
@@ -184,16 +177,11 @@ def status(
 @click.option("--collapse", is_flag=True, help="Show identical lines of several tasks once.")
 @click.option("--native-logs", is_flag=True,
               help="Show TensorFlow's native start lines on a screen too.")  # fmt: skip
-@click.option(
-    "--json", "as_json", is_flag=True, help="Write events to stdout, task output to stderr."
-)
+@click.option("--json", "as_json", is_flag=True,
+              help="Write events to stdout, task output to stderr.")  # fmt: skip
 @scheduler_options
 def attach(
-    run: str | None,
-    collapse: bool,
-    native_logs: bool,
-    as_json: bool,
-    choice: SchedulerChoice,
+    run: str | None, collapse: bool, native_logs: bool, as_json: bool, choice: SchedulerChoice
 ) -> None:
     """Watch RUN (default: the only live run) until it ends; Ctrl-C detaches, the run continues.
 
@@ -201,8 +189,8 @@ def attach(
     returns the run's own exit code.
     """
     terminal = Terminal()
-    found = choice.find_run(run, live_only=True)
-    paths, state = found.paths, found.state()
+    live = choice.find_run(run, live_only=True)
+    paths, state = live.paths, live.state()
     if state.status.is_final and not as_json:
         terminal.say(f"{state.run} has ended")
         show_end(state, paths, terminal)
@@ -231,7 +219,7 @@ def attach(
         )
         return
     if not as_json and paths.root.exists():
-        show_end(found.state(), paths, terminal)
+        show_end(live.state(), paths, terminal)
 
 
 @click.command("stacks")
@@ -248,12 +236,12 @@ def stacks(run: str | None, task: str | None, all_threads: bool, as_json: bool) 
     terminal = Terminal()
     if task is None and run is not None and _TASK.fullmatch(run):
         run, task = None, run
-    found = SchedulerChoice().find_run(run, live_only=True)
-    answer = found.stacks(*([task] if task is not None else []))
+    live = SchedulerChoice().find_run(run, live_only=True)
+    answer = live.stacks(*([task] if task is not None else []))
     if as_json:
-        terminal.emit_json({"run": found.id, **answer})
+        terminal.emit_json({"run": live.id, **answer})
     else:
-        terminal.out("\n".join(format_stacks(answer, all_threads=all_threads)))
+        terminal.out("\n".join(history.format_stacks(answer, all_threads=all_threads)))
 
 
 def show_end(
@@ -265,18 +253,190 @@ def show_end(
     """
     checkpoints = open_for_reading(paths.checkpoints)
     hint = load_hint(checkpoints[-1]) if checkpoints else ""
-    _show_root_cause(state, paths, terminal)
-    size = registry.count_bytes(home())
-    panel = closing_panel(
-        state, paths, load_hint=hint, home_bytes=size, has_curves=paths.has_curves()
-    )
+    log = history.log_of_cause(state)
+    if cause := root_cause_panel(state, paths, excerpt(paths.root / log) if log else ()):
+        show(cause, terminal)
+    size, has_curves = registry.count_bytes(home()), paths.has_curves()
+    panel = closing_panel(state, paths, load_hint=hint, home_bytes=size, has_curves=has_curves)
     show(panel, terminal)
     for part in history.format_reason(state) if with_reason else ():
         terminal.say("\n".join(part_lines(part, terminal.width)))
 
 
-def _show_root_cause(state: RunSnapshot, paths: RunPaths, terminal: Terminal) -> None:
-    log = history.log_of_cause(state)
-    lines = excerpt(paths.root / log) if log else ()
-    if panel := root_cause_panel(state, paths, lines):
-        show(panel, terminal)
+@click.command("logs")
+@click.argument("run", required=False, shell_complete=run_names)
+@click.option("-f", "--follow", is_flag=True, help="Follow the output until the run ends.")
+@click.option("--task", "tasks", multiple=True, metavar="TASK", shell_complete=task_names,
+              help="Only this task (worker:1, prepare); may be repeated.")  # fmt: skip
+@click.option("--grep", metavar="REGEX", help="Only lines that match REGEX.")
+@click.option("--attempt", type=click.IntRange(min=1), metavar="N",
+              help="Only attempt N (default: each task's latest).")  # fmt: skip
+@click.option("--tail", type=click.IntRange(min=0), metavar="N",
+              help="Start with the last N lines of each task.")  # fmt: skip
+@click.option("--since", metavar="WHEN",
+              help="Only lines since then: 5m, 2h (ago), 14:30, '2026-09-14 14:30'.")  # fmt: skip
+@click.option("--time", "times", is_flag=True, help="Begin each line with its time.")
+@click.option("--collapse", is_flag=True, help="Show identical lines of several tasks once.")
+@click.option("--all", "native", is_flag=True,
+              help="Show TensorFlow's native start lines on a screen too.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True,
+              help="Write one JSON object per line: time, task, attempt, line.")  # fmt: skip
+@scheduler_options
+def logs(
+    run: str | None,
+    follow: bool,
+    tasks: tuple[str, ...],
+    grep: str | None,
+    attempt: int | None,
+    tail: int | None,
+    since: str | None,
+    times: bool,
+    collapse: bool,
+    native: bool,
+    as_json: bool,
+    choice: SchedulerChoice,
+) -> None:
+    """Show or follow the output of the tasks of RUN (default: the latest run)."""
+    if collapse and (as_json or times):
+        other = "--json" if as_json else "--time"
+        raise UsageError(f"--collapse and {other} exclude each other", fix="leave out one")
+    terminal, paths = Terminal(), choice.find_run(run).paths
+    log_filter = LogFilter(
+        tasks=[find_label(registry.load(paths), task) for task in tasks],
+        grep=_compile(grep),
+        first_attempt=attempt or 0,
+        first_of={} if attempt else _find_newest(paths, tasks, terminal),
+        last_attempt=attempt,
+        since=None if since is None else parse_moment(since),
+        tail=tail,
+        failed=_find_failed(paths),
+    )
+    is_over = job_watch.StateFile(paths).is_over
+    if as_json:
+        merged = MergedLogs(paths, log_filter, LineStyle(as_json=True))
+        while follow and not is_over():
+            if not all(map(terminal.out_lines, merged.advance())):
+                return
+            time.sleep(_PAUSE_S)
+        _print(merged, terminal)
+    elif follow:
+        view = RunView(
+            paths,
+            terminal,
+            log_filter=log_filter,
+            collapse=collapse,
+            native=native,
+            times=times,
+            shows_messages=False,
+            events_offset=end_of_lines(paths.events),
+        )
+        view.run(is_over=is_over)
+    else:
+        style = line_style_for(terminal, terminal.stdout, collapse, native, times)
+        _print(MergedLogs(paths, log_filter, style), terminal)
+    for sentence in job_watch.silences():
+        terminal.say_wrapped(sentence)
+
+
+def _print(merged: MergedLogs, terminal: Terminal) -> None:
+    for block in merged.drain():
+        if not terminal.out_lines(block):
+            return
+    if omitted := merged.omitted():
+        text = f"{plural(omitted, 'start line')} of TensorFlow not shown: --all shows all lines"
+        terminal.say_wrapped(text, "dim")
+
+
+def parse_moment(text: str, now: float | None = None) -> float:
+    """Return the Unix time of ``5m`` (ago), ``14:30`` (the latest), ``2026-09-14 14:30``.
+
+    Raises UsageError if `text` is none of these.
+    """
+    moment = datetime.now() if now is None else datetime.fromtimestamp(now)
+    if (age_s := read_age(text)) is not None:
+        return moment.timestamp() - age_s
+    try:
+        return datetime.fromisoformat(text.strip()).timestamp()
+    except (ValueError, OverflowError):  # no date, or one before the years that a clock knows
+        pass
+    try:
+        clock = clock_time.fromisoformat(text.strip())
+        today = moment if clock.tzinfo is None else moment.astimezone(clock.tzinfo)
+        latest = datetime.combine(today, clock)
+    except ValueError as error:
+        raise UsageError(
+            f"--since: {text!r} is no time",
+            fix="write how long ago (90s, 5m, 2h, 1d), a time (14:30), or both date and time"
+            " ('2026-09-14 14:30')",
+        ) from error
+    return (latest if latest <= today else latest - timedelta(days=1)).timestamp()
+
+
+def _compile(regex: str | None) -> re.Pattern[bytes] | None:
+    try:
+        return re.compile(regex.encode(), re.MULTILINE) if regex is not None else None
+    except re.error as error:
+        raise UsageError(
+            f"--grep: {regex!r} is not a regular expression: {error}",
+            fix="put a backslash before special characters that are meant literally",
+        ) from error
+
+
+def _find_failed(paths: RunPaths) -> list[str]:
+    state = registry.StateFile(paths).read()  # None for a damaged run, which still has its logs
+    tasks = state.tasks if state is not None else []
+    return [task.task for task in tasks if task.ended_by == "itself" and task.exit_code != 0]
+
+
+def _find_newest(paths: RunPaths, tasks: tuple[str, ...], terminal: Terminal) -> dict[str, int]:
+    """Return each task's newest attempt (prepare: 1), and print which if there are several."""
+    newest = newest_attempts(paths.logs)
+    shown = {label: at for label, at in newest.items() if at and (not tasks or label in tasks)}
+    if max(shown.values(), default=1) > 1:
+        which = "; ".join(_name_attempt(shown, number) for number in sorted(set(shown.values())))
+        terminal.say_wrapped(f"{paths.run_id}: {which}. --attempt N shows another")
+        newest |= {label: 1 for label in newest if label.startswith("prepare") and not tasks}
+    return newest
+
+
+def _name_attempt(shown: dict[str, int], number: int) -> str:
+    labels = sorted((label for label, at in shown.items() if at == number), key=rank)
+    names = "" if len(labels) == len(shown) else f" of {', '.join(labels)}"
+    return f"attempt {number}{names}"
+
+
+@click.command("ui")
+@click.option("--port", type=click.IntRange(0, 65535), metavar="N",
+              help="Port on 127.0.0.1; 0: any (default: the first from 6020 on).")  # fmt: skip
+@click.option("--open", "opens", is_flag=True, help="Open the page in your browser.")
+@click.option("--read-only", is_flag=True, help="Show the runs, but let the page stop none.")
+def ui(port: int | None, opens: bool, read_only: bool) -> None:
+    """Show all runs, live and past, on a web page until Ctrl-C.
+
+    The printed URL works on this machine only, and holds a key: who has it can read the logs of
+    your runs, and stop them.
+    """
+    terminal = Terminal()
+    try:
+        from tfcluster.web.serving import serve
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in ("starlette", "uvicorn"):
+            raise
+        fix = "pip install 'tfcluster[ui]'"
+        raise SetupError(f"the web page needs the package {missing}", fix=fix) from error
+
+    def report(url: str) -> None:
+        terminal.say("tfcluster ui: open this URL; Ctrl-C ends the page, the runs continue")
+        terminal.out(url)
+        if os.environ.get("SSH_CONNECTION"):
+            place = f"{urlsplit(url).port}:127.0.0.1:{urlsplit(url).port}"
+            terminal.say(f"from another machine, first: ssh -N -L {place} {gethostname()}")
+
+    try:
+        serve(
+            home(), port=port, read_only=read_only, on_ready=report, browse=opens,
+            say=terminal.say_wrapped,
+        )  # fmt: skip
+    except KeyboardInterrupt:
+        terminal.say("")

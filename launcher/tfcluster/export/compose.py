@@ -138,15 +138,15 @@ def _environment(
         tuner_dir=f"{_STATE}/tuner",
         holds_ports=False,
     )
-    found = {var.name: _value(var) for var in (*command.env, *of_attempt)}
+    env = {var.name: _value(var) for var in (*command.env, *of_attempt)}
     if not has_package:
-        del found["TFCLUSTER_SETTINGS"]
-        found.pop(GIVEN_GPUS, None)
-        path = found.pop("PYTHONPATH", "").removesuffix(f"{WORKERS}/workers").rstrip(":")
-        found |= {"PYTHONPATH": path} if path else {}
+        del env["TFCLUSTER_SETTINGS"]
+        env.pop(GIVEN_GPUS, None)
+        path = env.pop("PYTHONPATH", "").removesuffix(f"{WORKERS}/workers").rstrip(":")
+        env |= {"PYTHONPATH": path} if path else {}
     if user.partition(":")[0] not in ("root", "0"):  # it may have no home in the image
-        found.setdefault("HOME", "/tmp")
-    return dict(sorted(found.items()))
+        env.setdefault("HOME", "/tmp")
+    return dict(sorted(env.items()))
 
 
 def _value(var: EnvVar) -> str:
@@ -162,14 +162,11 @@ def _limits(container: Container) -> Iterator[tuple[str, Any]]:
         yield "mem_limit", container.memory
         yield "memswap_limit", container.memory
     if container.gpus:
-        which = {"count": "all"} if container.gpus == "all" else _device_ids(container.gpus)
+        is_all = container.gpus == "all"
+        which = {"count": "all"} if is_all else {"device_ids": [*map(str, container.gpus)]}
         device = {"driver": "nvidia", **which, "capabilities": ["gpu"]}
         yield "deploy", {"resources": {"reservations": {"devices": [device]}}}
         yield "shm_size", SHM
-
-
-def _device_ids(gpus: Sequence[object]) -> dict[str, list[str]]:
-    return {"device_ids": list(map(str, gpus))}
 
 
 def _mounts(container: Container) -> Iterator[dict[str, Any]]:

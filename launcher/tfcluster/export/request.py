@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from tfcluster.plans.context import PlanContext
     from tfcluster.plans.plan import Plan
     from tfcluster.spec import PlanOptions
-    from tfcluster.spec.job import Job
     from tfcluster.spec.model import ClusterSpec
 
 WORKERS = "/opt/tfcluster"
@@ -85,9 +84,10 @@ def _plan(backend: str, option: str, request: Request) -> Subject:
     """Plan for the backend on a machine of which nothing is known: neither cores nor GPUs."""
     fields = {option: ("runtime.backend", backend)}
     loaded = planning.load(request.spec, replace(request.options, fields=fields))
-    unset = dict.fromkeys(
-        _launcher_secrets(loaded.spec.job), ""
-    )  # nobody needs them for the export
+    job = loaded.spec.job
+    taken = (name for name, value in job.env.items() if value is None)
+    secrets = [name for name in taken if is_secret(name, named=job.secrets, shown=job.not_secret)]
+    unset = dict.fromkeys([*job.secrets, *secrets], "")  # nobody needs them for the export
     # An allocation around this process is not that of the file.
     environ = {k: v for k, v in {**unset, **request.environ}.items() if k not in ALLOCATIONS}
     planned = planning.plan(loaded, request.options, environ=environ)
@@ -98,14 +98,6 @@ def _plan(backend: str, option: str, request: Request) -> Subject:
     plan = make_plan(spec, context, spec_path=path, args=args, set_paths=sets)
     obstacles.require(replace(planned, plan=plan, context=context))
     return Subject(spec, plan, context, loaded.path)
-
-
-def _launcher_secrets(job: Job) -> Iterator[str]:
-    """Yield the secrets that the spec takes from the launcher's environment."""
-    yield from job.secrets
-    for name, value in job.env.items():
-        if value is None and is_secret(name, named=job.secrets, shown=job.not_secret):
-            yield name
 
 
 def secret_names(plan: Plan) -> list[str]:

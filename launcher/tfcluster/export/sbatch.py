@@ -79,8 +79,8 @@ def _options(subject: Subject) -> Iterator[str]:
     yield f"#SBATCH --output={plan.name}-%j.log"
     job = submission_of(plan, subject.spec.runtime, Path(plan.name))
     for option in sbatch_options(job):
-        found = re.match(r"--([a-z-]+)", option)
-        own = found[1] if found and option not in job.runtime.slurm.extra else "extra"
+        name = re.match(r"--([a-z-]+)", option)
+        own = name[1] if name and option not in job.runtime.slurm.extra else "extra"
         yield f"# {_WHY.get(own) or 'runtime.slurm.' + own.replace('-', '_')}"
         yield f"#SBATCH {shlex.quote(option)}"
 

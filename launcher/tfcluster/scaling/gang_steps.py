@@ -79,32 +79,32 @@ def plan_gangs(request: Request) -> tuple[Gang, ...]:
     """
     first = planning.load(request.source, request.options)
     _require_studied(first.spec)
-    found = []
+    gangs = []
     for workers, communication, rate in request.cells:
         options = request.options
         sets = (*options.sets, *_sets(first.spec, request, workers, communication, rate))
         planned = planning.plan(request.source, replace(options, sets=sets))
         obstacles.require(planned)
-        found.append(Gang(workers, communication, rate, planned))
-    return tuple(found)
+        gangs.append(Gang(workers, communication, rate, planned))
+    return tuple(gangs)
 
 
 def _require_studied(spec: ClusterSpec) -> None:
     """Raise UsageError unless the job is a gang of workers that reports its steps."""
     example = "the example spec gradient-volume-2w is one"
     if "ps" in spec.cluster:
-        why, fix = "its workers do not wait for one another", "leave the ps tasks out"
+        reason, fix = "its workers do not wait for one another", "leave the ps tasks out"
     elif spec.job.kind == "tuner":
-        why, fix = "each tuner trains alone", "use the spec of one training"
+        reason, fix = "each tuner trains alone", "use the spec of one training"
     elif spec.job.kind == "plain":
-        why, fix = "its tasks form no cluster", '"kind": "training"'
+        reason, fix = "its tasks form no cluster", '"kind": "training"'
     elif spec.job.command is not None:
-        why, fix = "a command reports no steps", f"use a job.script or job.module; {example}"
+        reason, fix = "a command reports no steps", f"use a job.script or job.module; {example}"
     elif spec.job.hooks == "off":
-        why, fix = "it reports no steps", '"hooks": "auto"'
+        reason, fix = "it reports no steps", '"hooks": "auto"'
     else:
         return
-    raise UsageError(f"this job cannot be studied: {why}", fix=fix)
+    raise UsageError(f"this job cannot be studied: {reason}", fix=fix)
 
 
 def _sets(
@@ -116,7 +116,9 @@ def _sets(
 ) -> list[str]:
     """Return the overrides of one run; what the spec says about its network stays."""
     written = spec.runtime.network
-    network = {} if isinstance(written, str) else _written(written)
+    network: dict[str, Any] = {}
+    if not isinstance(written, str):
+        network = written.model_dump(mode="json", exclude_unset=True, exclude={"links"})
     network["rate"] = rate or request.rates[0]
     sets = [
         f"cluster={json.dumps({'worker': workers})}",
@@ -136,11 +138,6 @@ def _sets(
     return sets
 
 
-def _written(network: Any) -> dict[str, Any]:
-    written: dict[str, Any] = network.model_dump(mode="json", exclude_unset=True)
-    return {name: value for name, value in written.items() if name != "links"}
-
-
 def measure(
     gangs: Sequence[Gang], request: Request, tell: Tell, warn: Callable[[str], None]
 ) -> list[Measured]:
@@ -150,21 +147,21 @@ def measure(
     example. Ctrl-C ends the run and raises KeyboardInterrupt. Raises JobFailed if a run fails,
     UsageError if a job ends before its cells are measured, and what `api.make_launch` raises.
     """
-    found, warned, began_at = list[Measured](), set[str](), time.monotonic()
+    measured, warned, began_at = list[Measured](), set[str](), time.monotonic()
     for done, gang in enumerate(gangs):
         remaining = (time.monotonic() - began_at) / done * (len(gangs) - done) if done else None
         tell(done + 1, gang, remaining)
         run = api.start_launch(api.make_launch(gang.planned, _OPTIONS))
         try:
-            found.append(_measure_cell(run, gang, request.steps))
+            measured.append(_measure_cell(run, gang, request.steps))
         finally:
             run.stop(now=True)
         for warning in run.state().warnings:
             if warning not in warned:
+                warned.add(warning)
                 warn(warning)
-        warned.update(run.state().warnings)
         run.delete()
-    return found
+    return measured
 
 
 def _measure_cell(run: Run, gang: Gang, least: int) -> Measured:
@@ -245,18 +242,18 @@ class Steps:
         """
         warm_at = self.ends[0][1] + WARM_UP_S if self.ends else 0.0
         counted = [entry for entry in self.ends[WARM_UP_STEPS:] if entry[1] >= warm_at]
-        found = list[float]()
+        step_s = list[float]()
         for (before, began), (number, end) in pairwise(counted):
             if number > before:
-                found += [(end - began) / (number - before)] * (number - before)
-        if not found:
+                step_s += [(end - began) / (number - before)] * (number - before)
+        if not step_s:
             return Timed(())
         began, ended = counted[0][1], counted[-1][1]
         inside = [entry for entry in self.used if began <= entry[0] <= ended]
         if len(inside) < 2:
-            return Timed(tuple(found), ended - began)
+            return Timed(tuple(step_s), ended - began)
         share = (inside[-1][1] - inside[0][1]) / (inside[-1][0] - inside[0][0])
-        return Timed(tuple(found), ended - began, share * (ended - began))
+        return Timed(tuple(step_s), ended - began, share * (ended - began))
 
 
 def machine_cores() -> int:

@@ -88,17 +88,17 @@ class Fit:
         parameters = (self.compute_s, self.latency_s, self.bits)
         return _dot(parameters, _features(workers, rate, load))
 
-    def predict(self, workers: int, rate: float | None, load: float = 1.0) -> Prediction:
+    def predict(self, workers: int, rate: float | None) -> Prediction:
         """Return the time of a step with the prediction interval of the regression.
 
         Its half width is t · s · sqrt(1 + h): t is Student's quantile, s the `spread`, h the
         leverage of the predicted cell, which grows with its distance from the measured ones (for
         example Draper and Smith, "Applied regression analysis", section 3.1).
         """
-        seconds, spread = self.seconds(workers, rate, load), self.spread
+        seconds, spread = self.seconds(workers, rate), self.spread
         if spread is None or seconds <= 0:
             return Prediction(seconds, None, None)
-        features = _features(workers, rate, load)
+        features = _features(workers, rate, 1.0)
         row = [features[place] / seconds for place in self.kept]
         leverage = _dot(row, [_dot(line, row) for line in self.inverse])
         half = _quantile(self.freedom) * spread * math.sqrt(1 + max(leverage, 0.0))
@@ -115,16 +115,16 @@ def fit(points: Sequence[Point]) -> Fit | None:
     scales = [math.sqrt(math.fsum(row[place] ** 2 for row in rows)) for place in range(3)]
     best: tuple[float, _Solution] | None = None
     for kept in _SETS:
-        found = _solve(rows, kept, scales)
-        if found is None or min(found.values) < 0:
+        solution = _solve(rows, kept, scales)
+        if solution is None or min(solution.values) < 0:
             continue
-        error = math.fsum((1 - _dot(found.values, [row[p] for p in kept])) ** 2 for row in rows)
+        error = math.fsum((1 - _dot(solution.values, [row[p] for p in kept])) ** 2 for row in rows)
         if best is None or error < best[0] * (1 - 1e-6) - 1e-15:
-            best = error, found
+            best = error, solution
     if best is None:
         return None
-    found = best[1]
-    values = dict(zip(found.kept, found.values, strict=True))
+    solution = best[1]
+    values = dict(zip(solution.kept, solution.values, strict=True))
     parameters = [values.get(place, 0.0) for place in range(3)]
     compute_s, latency_s, bits = parameters
     return Fit(
@@ -132,10 +132,10 @@ def fit(points: Sequence[Point]) -> Fit | None:
         latency_s=latency_s,
         bits=bits,
         residuals=tuple(1 - _dot(parameters, row) for row in rows),
-        freedom=len(points) - len(found.kept),
+        freedom=len(points) - len(solution.kept),
         is_determined=_solve(rows, (0, 1, 2), scales) is not None,
-        inverse=found.inverse,
-        kept=found.kept,
+        inverse=solution.inverse,
+        kept=solution.kept,
     )
 
 
@@ -195,8 +195,8 @@ def _solve(
     return _Solution(kept, tuple(_dot(line, target) for line in inverse), inverse)
 
 
-def _dot(one: Sequence[float], other: Sequence[float]) -> float:
-    return math.fsum(x * y for x, y in zip(one, other, strict=True))
+def _dot(left: Sequence[float], right: Sequence[float]) -> float:
+    return math.fsum(x * y for x, y in zip(left, right, strict=True))
 
 
 def _quantile(freedom: int) -> float:

@@ -10,6 +10,7 @@ import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Any, Final
 
 from tfcluster.scaling.ring_fit import LEVEL, Fit, Point, Prediction, fit, ring_share
@@ -19,6 +20,11 @@ _FULL: Final = 0.9
 _NEGLIGIBLE: Final = 0.1
 """The part of a step up to which its compute time may be wrong."""
 _BITS: Final = 8
+_IN_JSON: Final = (
+    *("compute_s", "collective_s", "ring_s", "examples_per_second", "efficiency", "load"),
+    *("is_crowded", "is_held_out", "fitted_s", "error"),
+)
+"""The attributes of a cell that its JSON has as they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,25 +87,13 @@ class Cell:
 
     def to_json(self) -> dict[str, Any]:
         """Return the numbers; times in seconds, rates in bits per second."""
-        its = self.measured
+        measured = ("workers", "communication", "rate", "busy_cores")
         return {
-            "workers": its.workers,
-            "communication": its.communication,
-            "rate": its.rate,
-            "steps": len(its.step_s),
+            **{name: getattr(self.measured, name) for name in measured},
+            "steps": len(self.measured.step_s),
             "step_s": self.median_s,
             "quartiles_s": [self.low_s, self.high_s],
-            "compute_s": self.compute_s,
-            "collective_s": self.collective_s,
-            "ring_s": self.ring_s,
-            "examples_per_second": self.examples_per_second,
-            "efficiency": self.efficiency,
-            "busy_cores": its.busy_cores,
-            "load": self.load,
-            "is_crowded": self.is_crowded,
-            "is_held_out": self.is_held_out,
-            "fitted_s": self.fitted_s,
-            "error": self.error,
+            **{name: getattr(self, name) for name in _IN_JSON},
         }
 
 
@@ -114,13 +108,13 @@ class Predicted:
     efficiency: float
 
     def to_json(self) -> dict[str, Any]:
-        its = self.prediction
+        predicted = self.prediction
         return {
             "workers": self.workers,
             "communication": self.communication,
             "rate": self.rate,
-            "step_s": its.seconds,
-            "interval_s": None if its.low is None else [its.low, its.high],
+            "step_s": predicted.seconds,
+            "interval_s": None if predicted.low is None else [predicted.low, predicted.high],
             "efficiency": self.efficiency,
         }
 
@@ -146,10 +140,10 @@ class Study:
 
     def reached(self, communication: str) -> float | None:
         """Return the part of the rate that the fit's transfers reach; None if unknown."""
-        found = self.fits.get(communication)
-        if found is None or not found.bits or self.gradient_bytes is None:
+        fitted = self.fits.get(communication)
+        if fitted is None or not fitted.bits or self.gradient_bytes is None:
             return None
-        return self.gradient_bytes * _BITS / found.bits
+        return self.gradient_bytes * _BITS / fitted.bits
 
     def to_json(self) -> dict[str, Any]:
         """Return the study for JSON: times in seconds, rates in bits per second."""
@@ -158,23 +152,22 @@ class Study:
             "cores": self.cores,
             "gradient_bytes": self.gradient_bytes,
             "cells": [cell.to_json() for cell in self.cells],
-            "fits": {name: self._fit_json(name) for name in self.fits},
+            "fits": {
+                name: {
+                    "compute_s": fitted.compute_s,
+                    "latency_s": fitted.latency_s,
+                    "effective_bits": fitted.bits,
+                    "reached_rate": self.reached(name),
+                    "spread": fitted.spread,
+                    "degrees_of_freedom": fitted.freedom,
+                    "is_determined": fitted.is_determined,
+                    "interval": LEVEL,
+                }
+                for name, fitted in self.fits.items()
+            },
             "predictions": [predicted.to_json() for predicted in self.predictions],
             "held_out_error": self.held_out_error,
             "notes": list(self.notes),
-        }
-
-    def _fit_json(self, name: str) -> dict[str, Any]:
-        found = self.fits[name]
-        return {
-            "compute_s": found.compute_s,
-            "latency_s": found.latency_s,
-            "effective_bits": found.bits,
-            "reached_rate": self.reached(name),
-            "spread": found.spread,
-            "degrees_of_freedom": found.freedom,
-            "is_determined": found.is_determined,
-            "interval": LEVEL,
         }
 
 
@@ -187,17 +180,21 @@ def analyse(
     names are not used for the fit: they test its predictions.
     """
     alone = next(cell for cell in measured if cell.workers == 1)
-    cells = [_cell(one, alone, cores, one.workers in predict) for one in measured]
-    volumes = [one.gradient_bytes for one in measured if one.gradient_bytes is not None]
+    cells = [_cell(each, alone, cores, each.workers in predict) for each in measured]
+    volumes = [each.gradient_bytes for each in measured if each.gradient_bytes is not None]
     fits, fitted, predictions = {}, list(cells), list[Predicted]()
     for communication in dict.fromkeys(c.communication for c in measured if c.communication):
         used = [c for c in cells if c.measured.communication in (None, communication)]
-        found = fit([_point(cell) for cell in used if not cell.is_held_out])
-        if found is not None:
-            fits[communication] = found
-            fitted = [_with_fit(cell, communication, found) for cell in fitted]
+        points = [
+            Point(cell.measured.workers, cell.measured.rate, cell.median_s, cell.load)
+            for cell in used
+            if not cell.is_held_out
+        ]
+        if (of_used := fit(points)) is not None:
+            fits[communication] = of_used
+            fitted = [_with_fit(cell, communication, of_used) for cell in fitted]
             rates = dict.fromkeys(c.measured.rate for c in used if c.measured.rate is not None)
-            predictions += _predict(communication, found, predict, tuple(rates))
+            predictions += _predict(communication, of_used, predict, tuple(rates))
     study = Study(
         name=name,
         cores=int(cores),
@@ -209,87 +206,75 @@ def analyse(
     return replace(study, notes=(*_notes(study, alone), *_notes_of_fits(study)))
 
 
-def _cell(one: Measured, alone: Measured, cores: float, is_held_out: bool) -> Cell:
-    median, (low, high) = statistics.median(one.step_s), _quartiles(one.step_s)
-    load = _load(one, alone, cores)
+def _cell(measured: Measured, alone: Measured, cores: float, is_held_out: bool) -> Cell:
+    median, low, high = statistics.median(measured.step_s), measured.step_s[0], measured.step_s[0]
+    if len(measured.step_s) > 1:
+        low, _, high = statistics.quantiles(measured.step_s, n=4, method="inclusive")
+    load = _load(measured, alone, cores)
     alone_s = statistics.median(alone.step_s)
     compute = alone_s * load
-    volume = one.gradient_bytes
+    volume = measured.gradient_bytes
     ring = None
-    if volume is not None and one.rate is not None:
-        ring = ring_share(one.workers) * volume * _BITS / one.rate
+    if volume is not None and measured.rate is not None:
+        ring = ring_share(measured.workers) * volume * _BITS / measured.rate
     return Cell(
-        measured=one,
+        measured=measured,
         median_s=median,
         low_s=low,
         high_s=high,
         load=load,
-        compute_s=min(compute, median) if one.workers == 1 else compute,
-        collective_s=max(0.0, median - compute) if one.workers > 1 else 0.0,
+        compute_s=min(compute, median) if measured.workers == 1 else compute,
+        collective_s=max(0.0, median - compute) if measured.workers > 1 else 0.0,
         ring_s=ring,
-        efficiency=_batch_ratio(one, alone) * alone_s / median,
-        is_crowded=_is_crowded(one, alone, cores, compute / median),
-        is_held_out=is_held_out and one.workers > 1,
+        efficiency=_batch_ratio(measured, alone) * alone_s / median,
+        is_crowded=_is_crowded(measured, alone, cores, compute / median),
+        is_held_out=is_held_out and measured.workers > 1,
     )
 
 
-def _quartiles(values: Sequence[float]) -> tuple[float, float]:
-    if len(values) < 2:
-        return values[0], values[0]
-    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
-    return low, high
-
-
-def _load(one: Measured, alone: Measured, cores: float) -> float:
+def _load(measured: Measured, alone: Measured, cores: float) -> float:
     """Return the compute time of a cell as a multiple of that of one worker alone.
 
     It grows with the batch of a worker, and where the workers need more cores than there are: a
     worker needs those that it keeps busy alone, and a core that is shared serves each in turn.
     """
     needs = alone.busy_cores if alone.busy_cores is not None else 1.0
-    return max(1.0, one.workers * needs / cores) * _batch_ratio(one, alone)
+    return max(1.0, measured.workers * needs / cores) * _batch_ratio(measured, alone)
 
 
-def _batch_ratio(one: Measured, alone: Measured) -> float:
+def _batch_ratio(measured: Measured, alone: Measured) -> float:
     """Return the examples of a step and worker relative to one worker alone; 1 if unknown."""
-    if not one.global_batch or not alone.global_batch:
+    if not measured.global_batch or not alone.global_batch:
         return 1.0
-    return one.global_batch / one.workers / alone.global_batch
+    return measured.global_batch / measured.workers / alone.global_batch
 
 
-def _is_crowded(one: Measured, alone: Measured, cores: float, compute_part: float) -> bool:
+def _is_crowded(measured: Measured, alone: Measured, cores: float, compute_part: float) -> bool:
     """Return whether the workers keep nearly all cores busy, or wait for one while they compute.
 
     The latter does not matter where the computation is a small part of the step.
     """
-    if one.workers == 1:
+    if measured.workers == 1:
         return False
-    is_full = one.workers * (one.busy_cores or 0.0) >= _FULL * cores
+    is_full = measured.workers * (measured.busy_cores or 0.0) >= _FULL * cores
     needs = alone.busy_cores if alone.busy_cores is not None else 1.0
-    return is_full or (one.workers * needs > cores and compute_part > _NEGLIGIBLE)
+    return is_full or (measured.workers * needs > cores and compute_part > _NEGLIGIBLE)
 
 
-def _point(cell: Cell) -> Point:
-    its = cell.measured
-    return Point(its.workers, its.rate, cell.median_s, cell.load)
-
-
-def _with_fit(cell: Cell, communication: str, found: Fit) -> Cell:
-    its = cell.measured
-    if its.communication not in (None, communication) or cell.fitted_s is not None:
+def _with_fit(cell: Cell, communication: str, fitted: Fit) -> Cell:
+    measured = cell.measured
+    if measured.communication not in (None, communication) or cell.fitted_s is not None:
         return cell
-    seconds = found.seconds(its.workers, its.rate, cell.load)
-    return replace(cell, fitted_s=seconds)
+    return replace(cell, fitted_s=fitted.seconds(measured.workers, measured.rate, cell.load))
 
 
 def _predict(
-    communication: str, found: Fit, workers: Sequence[int], rates: Sequence[float]
+    communication: str, fitted: Fit, workers: Sequence[int], rates: Sequence[float]
 ) -> Iterator[Predicted]:
-    for count in workers:
-        for rate in rates:
-            prediction = found.predict(count, rate)
-            efficiency = found.compute_s / prediction.seconds if prediction.seconds else math.nan
-            yield Predicted(count, communication, rate, prediction, efficiency)
+    for count, rate in product(workers, rates):
+        prediction = fitted.predict(count, rate)
+        efficiency = fitted.compute_s / prediction.seconds if prediction.seconds else math.nan
+        yield Predicted(count, communication, rate, prediction, efficiency)
 
 
 def _notes(study: Study, alone: Measured) -> Iterator[str]:
@@ -320,13 +305,13 @@ def _notes(study: Study, alone: Measured) -> Iterator[str]:
 
 def _notes_of_fits(study: Study) -> Iterator[str]:
     """Yield what the cells cannot tell."""
-    for name, found in study.fits.items():
-        if found.spread is None:
+    for name, fitted in study.fits.items():
+        if fitted.spread is None:
             yield (
                 f"{name}: there are no more cells than parameters, so the fit has no errors of its"
                 " own and predictions have no interval; another rate would give them"
             )
-        if not found.is_determined:
+        if not fitted.is_determined:
             yield (
                 f"{name}: with these cells latency and transfer cannot be told apart; two rates"
                 " and three numbers of workers would tell them apart"

@@ -1,4 +1,10 @@
-"""Turns the manifest of a TFJob into a spec, and lists what the spec cannot say."""
+"""Turns the manifest of a TFJob into a spec, and lists what the spec cannot say.
+
+TFJob accepts any set of types (``pkg/webhooks/tensorflow/tfjob_webhook.go``), also one that never
+ends: the Chief's success is that of the job, or without a Chief the Worker's (`UpdateJobStatus` in
+``pkg/controller.v1/tensorflow/tfjob_controller.go``). TF_CONFIG is made in ``tensorflow.go`` beside
+it, and only for more than one task (`isDistributed` in ``util.go``).
+"""
 
 from __future__ import annotations
 
@@ -6,9 +12,8 @@ from typing import Any
 
 from tfcluster.errors import UsageError
 from tfcluster.spec import shorten
-from tfcluster.tfjob import Note, replica_types
-from tfcluster.tfjob.manifest import Fields, read
-from tfcluster.tfjob.replica import Replica, map_template
+from tfcluster.tfjob.manifest import Fields, Note, read
+from tfcluster.tfjob.replica import Replica, map_replica
 from tfcluster.tfjob.run_policy import choose_gang, map_restarts, map_run
 
 _JOBS = {"chief": "chief", "master": "chief", "worker": "worker", "ps": "ps",
@@ -18,6 +23,11 @@ _BASES = ("worker", "chief", "ps", "evaluator")
 _OF_V1BETA = ("cleanPodPolicy", "ttlSecondsAfterFinished", "ttlSecondsAfterFinishing",
               "activeDeadlineSeconds", "backoffLimit")  # fmt: skip
 """Fields that v1 moved into ``runPolicy``."""
+_OF_THE_SERVER = ("creationTimestamp", "resourceVersion", "uid", "generation", "managedFields",
+                  "selfLink")  # fmt: skip
+_LATER = "have supervision.finish_grace_s (60 s) to end, or the run fails"
+
+Replicas = dict[str, Replica]
 
 
 def convert(text: str, name: str) -> tuple[dict[str, Any], list[Note]]:
@@ -31,154 +41,187 @@ def convert(text: str, name: str) -> tuple[dict[str, Any], list[Note]]:
     for key in _OF_V1BETA:
         if key in spec.values:
             run.values.setdefault(key, spec.values.pop(key))
-    title, namespace = _names(metadata)
-    tasks, replicas, policies, places = _map_replicas(spec)
-    replica_types.check(tasks, places)
+    prefix = metadata.take("generateName", str) or ""
+    title = metadata.take("name", str) or prefix.rstrip("-") or "tfjob"
+    namespace = metadata.take("namespace", str)
+    replicas = _map_replicas(spec)
+    tasks = {job: replica.count for job, replica in replicas.items()}
+    _check_types(replicas)
     job.values["metadata"] = metadata.values
-    supervision = map_restarts(job, policies, run)
-    replica_types.note_success(spec, tasks)
+    supervision = map_restarts(replicas, run)
+    _note_success(spec, tasks)
     supervision |= map_run(job, run, tasks=sum(tasks.values()))
-    base = next(name for name in _BASES if name in replicas)
-    pods = replicas[base].pods | supervision.pop("kubernetes")
+    main = next(replicas[name] for name in _BASES if name in replicas)
+    pods = main.pods | supervision.pop("kubernetes")
     if namespace:
         pods = {"namespace": namespace, **pods}
     choose_gang(job, pods)
-    if replicas[base].grace_s is not None:
-        supervision["grace_s"] = replicas[base].grace_s
-    _note_differences(job, base, replicas, places)
-    by_types = replica_types.map_types(tasks, places, job)
-    kind = {"kind": by_types.pop("kind")} if "kind" in by_types else {}
-    result: dict[str, Any] = {"version": 1, "name": title, "cluster": tasks}
-    result["job"] = _map_job(base, replicas) | kind
-    result |= by_types
-    user = replicas[base].user
-    own_user = {} if user is None else {"user": user}
-    result["runtime"] = {"backend": "kubernetes", **own_user, "kubernetes": pods}
+    if main.grace_s is not None:
+        supervision["grace_s"] = main.grace_s
+    _note_differences(main, replicas)
+    result: dict[str, Any] = {"version": 1, "name": title[:63], "cluster": tasks}
+    result["job"] = _map_job(main, replicas)
+    result |= _map_types(replicas, result["job"])
+    user = {} if main.user is None else {"user": main.user}
+    result["runtime"] = {"backend": "kubernetes", **user, "kubernetes": pods}
     result["supervision"] = supervision
     _note_rest(job, metadata, spec, run)
-    _note_images(job, base, pods, places)
-    _note_user(job, f"{places[base]}.template.spec.securityContext", user)
+    _note_images(main, pods)
+    _note_user(main)
     return result, _sort(job.notes)
 
 
-def _names(metadata: Fields) -> tuple[str, str | None]:
-    prefix = metadata.take("generateName", str) or ""
-    name = metadata.take("name", str) or prefix.rstrip("-") or "tfjob"
-    return name[:63], metadata.take("namespace", str)
-
-
-Replicas = dict[str, Replica]
-
-
-def _map_replicas(
-    spec: Fields,
-) -> tuple[dict[str, int], Replicas, dict[str, tuple[str, str]], dict[str, str]]:
-    """Return numbers of tasks, pods, restart policies and paths, each by job."""
-    types = spec.below("tfReplicaSpecs")
-    tasks: dict[str, int] = {}
-    replicas: Replicas = {}
-    policies: dict[str, tuple[str, str]] = {}
-    places: dict[str, str] = {}
+def _map_replicas(spec: Fields) -> Replicas:
+    """Return the tasks of each job that has some."""
+    types, replicas, paths = spec.below("tfReplicaSpecs"), Replicas(), dict[str, str]()
     for key in list(types.values):
-        one = types.below(key)
+        fields = types.below(key)
         if (job := _JOBS.get(key.lower())) is None:
             fix = "write Chief, Worker, PS or Evaluator"
-            raise UsageError(f"{one.path}: {shorten(key)} is not a replica type", fix=fix)
-        if job in places:
-            raise UsageError(f"{places[job]} and {one.path} are one type", fix="keep one of them")
-        places[job] = one.path
+            raise UsageError(f"{fields.path}: {shorten(key)} is not a replica type", fix=fix)
+        if job in paths:
+            message = f"{paths[job]} and {fields.path} are one type"
+            raise UsageError(message, fix="keep one of them")
+        paths[job] = fields.path
         if key.lower() == "master":
             message = 'Master: its task type in TF_CONFIG is "chief", not "master"'
-            one.notes.append(Note("changed", one.path, message))
-        count = one.take("replicas", int)
-        policies[job] = (one.at("restartPolicy"), one.take("restartPolicy", str) or "Never")
-        replica = map_template(one.below("template"))
-        one.note_rest()
-        if count == 0:
-            one.note_changed("replicas", "0: the type is left out")
-            policies.pop(job)
+            fields.note("changed", "", message)
+        replica = map_replica(fields)
+        if replica.count == 0:
+            fields.note("changed", "replicas", "0: the type is left out")
         else:
-            tasks[job], replicas[job] = 1 if count is None else count, replica
-    return tasks, replicas, policies, places
+            replicas[job] = replica
+    return replicas
 
 
-def _map_job(base: str, replicas: Replicas) -> dict[str, Any]:
+def _check_types(replicas: Replicas) -> None:
+    """Raise UsageError for a cluster that no spec can have."""
+    for job in ("chief", "evaluator"):
+        if job in replicas and (count := replicas[job].count) > 1:
+            fix = "write 1" if job == "evaluator" else "write 1, and make the others Workers"
+            place = replicas[job].fields.at("replicas")
+            raise UsageError(f"{place} is {count}: a cluster has at most one {job}", fix=fix)
+    types = "spec.tfReplicaSpecs"
+    if "worker" not in replicas and "ps" in replicas:
+        if "chief" in replicas:
+            fix = "call the Chief Worker: worker 0 is the chief where there is none"
+            raise UsageError(f"{types}: a Chief and PS without a Worker are no cluster", fix=fix)
+        raise UsageError(f"{types} has no Worker: PS alone train nothing", fix="add Worker")
+    if "worker" not in replicas and "chief" not in replicas:
+        reason = "an Evaluator alone trains nothing" if replicas else "there are no replicas"
+        fix = f"give {types}.Worker, with its template"
+        raise UsageError(f"{types} has no Worker: {reason}", fix=fix)
+
+
+def _map_types(replicas: Replicas, job: dict[str, Any]) -> dict[str, Any]:
+    """Return `strategy`, if the types ask for one; write ``kind`` into `job` where they do."""
+    if sum(replica.count for replica in replicas.values()) == 1:
+        job["kind"] = "plain"
+        message = "one task alone gets no TF_CONFIG, as in TFJob: job.kind is plain"
+        fix = 'for a program that needs it: "kind": "training"'
+        next(iter(replicas.values())).fields.note("changed", "", message, fix)
+    if "evaluator" in replicas:
+        message = "TF_CONFIG of the other tasks does not list it, which TFJob's does"
+        replicas["evaluator"].fields.note("changed", "", message)
+    if "ps" not in replicas:
+        return {}
+    message = "workers are taken to train and to end, as with TensorFlow 1 and Estimators"
+    fix = "for ParameterServerStrategy, whose workers only serve:"
+    fix += " --set strategy.name=parameter_server"
+    replicas["ps"].fields.note("changed", "", message, fix)
+    return {"strategy": {"name": "default"}}
+
+
+def _note_success(spec: Fields, cluster: dict[str, int]) -> None:
+    """Say whose success is the run's, and what becomes of the fields that TFJob has for it."""
+    policy = spec.take("successPolicy", str) or ""
+    if policy not in ("AllWorkers", ""):
+        spec.note("missing", "successPolicy", f"{shorten(policy)} is not known")
+    elif "chief" in cluster and "worker" in cluster:
+        message = f"TFJob succeeds with the Chief; here the workers then {_LATER}"
+        spec.note("changed", "successPolicy", message)
+    elif cluster["worker" if "worker" in cluster else "chief"] > 1:
+        who = "all workers, however late" if policy else "worker 0"
+        message = f"TFJob succeeds with {who}; here, after worker 0, the others {_LATER}"
+        spec.note("changed", "successPolicy", message)
+    if spec.take("enableDynamicWorker", bool):
+        message = (
+            "the workers of a run are fixed: TF_CONFIG lists all of them, where TFJob lists a"
+            " worker itself and PS, and goes on when a worker fails"
+        )
+        fix = "supervision.min_workers goes on with fewer"
+        spec.note("missing", "enableDynamicWorker", message, fix)
+
+
+def _map_job(main: Replica, replicas: Replicas) -> dict[str, Any]:
     """Return `job`: the program of most tasks, and others for single jobs.
 
     Variables that not all tasks have are set by the command ``env``, as a spec has one `job.env`.
     """
     shared = {
         name: value
-        for name, value in replicas[base].env.items()
-        if all(one.env.get(name) == value for one in replicas.values())
+        for name, value in main.env.items()
+        if all(replica.env.get(name) == value for replica in replicas.values())
     }
-    steps = {}
-    for name, one in replicas.items():
-        own = [f"{key}={value}" for key, value in one.env.items() if key not in shared]
-        command = ["env", *own, *one.command] if own else list(one.command)
-        steps[name] = {"command": command, "args": list(one.args)}
-    job: dict[str, Any] = dict(steps[base])
-    if shared:
-        job["env"] = shared
-    if others := {name: step for name, step in steps.items() if step != steps[base]}:
-        job["per_task"] = others
-    return job
+
+    def step(replica: Replica) -> dict[str, Any]:
+        own = [f"{key}={value}" for key, value in replica.env.items() if key not in shared]
+        command = ["env", *own, *replica.command] if own else list(replica.command)
+        return {"command": command, "args": list(replica.args)}
+
+    job = step(main)
+    others = {name: step(replica) for name, replica in replicas.items() if step(replica) != job}
+    return job | ({"env": shared} if shared else {}) | ({"per_task": others} if others else {})
 
 
-def _note_differences(job: Fields, base: str, replicas: Replicas, places: dict[str, str]) -> None:
-    """List the pods' fields that differ from the base's: a spec has one kind of pod."""
-    main = replicas[base]
-    for name, one in replicas.items():
-        for key in sorted({*main.pods, *one.pods}):
-            if one.pods.get(key) != main.pods.get(key):
-                message = f"{key} of its pods is that of {places[base].rpartition('.')[2]}"
+def _note_differences(main: Replica, replicas: Replicas) -> None:
+    """List the pods' fields that differ from those of `main`: a spec has one kind of pod."""
+    of_main = f"of its pods is that of {main.fields.path.rpartition('.')[2]}"
+    for replica in replicas.values():
+        for key in sorted({*main.pods, *replica.pods}):
+            if replica.pods.get(key) != main.pods.get(key):
                 fix = f"make runtime.kubernetes.{key} fit all tasks"
-                job.notes.append(Note("missing", f"{places[name]}.template", message, fix))
-        if one.user != main.user:
-            message = f"the user of its pods is that of {places[base].rpartition('.')[2]}"
+                replica.fields.note("missing", "template", f"{key} {of_main}", fix)
+        if replica.user != main.user:
             fix = "make runtime.user fit all tasks"
-            job.notes.append(Note("missing", f"{places[name]}.template", message, fix))
-        if one.grace_s is not None and one.grace_s != main.grace_s:
+            replica.fields.note("missing", "template", f"the user {of_main}", fix)
+        if replica.grace_s is not None and replica.grace_s != main.grace_s:
             message = "terminationGracePeriodSeconds differs: one grace_s serves all tasks"
-            job.notes.append(Note("missing", f"{places[name]}.template.spec", message))
+            replica.fields.note("missing", "template.spec", message)
 
 
 def _note_rest(job: Fields, metadata: Fields, spec: Fields, run: Fields) -> None:
     for key in ("apiVersion", "kind", "metadata", "status"):
         job.values.pop(key, None)
-    for key in ("creationTimestamp", "resourceVersion", "uid", "generation", "managedFields",
-                "selfLink"):  # fmt: skip
+    for key in _OF_THE_SERVER:
         metadata.values.pop(key, None)
     metadata.note_rest("runtime.kubernetes.labels and annotations reach all objects of the run")
-    run.note_rest()
-    spec.note_rest()
-    job.note_rest()
+    for fields in (run, spec, job):
+        fields.note_rest()
 
 
-def _note_images(job: Fields, base: str, pods: dict[str, Any], places: dict[str, str]) -> None:
+def _note_images(main: Replica, pods: dict[str, Any]) -> None:
     """Say what the image needs, and that the code beside the spec reaches the pods, too."""
-    container = f"{places[base]}.template.spec.containers"
+    place = "template.spec.containers"
     if "image" not in pods:
-        fix = "set runtime.kubernetes.image"
-        job.notes.append(Note("needed", container, "no image is given", fix))
+        main.fields.note("needed", place, "no image is given", "set runtime.kubernetes.image")
     message = "the coordinator runs in this image, too, and needs tfcluster[kubernetes] in it"
     fix = "install it there, or set runtime.kubernetes.coordinator.image"
-    job.notes.append(Note("needed", container, message, fix))
+    main.fields.note("needed", place, message, fix)
     message = "tfcluster sends the folder of the spec to all pods, as the program's code"
     fix = "keep the spec in a folder of its own, or set job.workdir"
-    job.notes.append(Note("changed", container, message, fix))
+    main.fields.note("changed", place, message, fix)
 
 
-def _note_user(job: Fields, place: str, user: str | None) -> None:
+def _note_user(main: Replica) -> None:
     """Say where the user or the group is not that of the image, as it is in a TFJob."""
-    if user is None:
+    place = "template.spec.securityContext"
+    if main.user is None:
         message = "no runAsUser: the pods run as 1000:1000, not as the image's user (often root)"
-        fix = 'set runtime.user: "0" for root, or "UID:GID"'
-        job.notes.append(Note("changed", place, message, fix))
-    elif ":" not in user and user != "0":
-        message = f"no runAsGroup: the group is {user}, too, not that of the image's user"
-        fix = f'set runtime.user: "{user}:GID"'
-        job.notes.append(Note("changed", place, message, fix))
+        main.fields.note("changed", place, message, 'set runtime.user: "0" for root, or "UID:GID"')
+    elif ":" not in main.user and main.user != "0":
+        message = f"no runAsGroup: the group is {main.user}, too, not that of the image's user"
+        main.fields.note("changed", place, message, f'set runtime.user: "{main.user}:GID"')
 
 
 def _sort(notes: list[Note]) -> list[Note]:

@@ -6,19 +6,36 @@ import itertools
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
 from tfcluster.errors import UsageError
 from tfcluster.spec import shorten
 from tfcluster.spec.yaml_text import MOST_VALUES
-from tfcluster.tfjob import Note
 
 VERSIONS = ("v1", "v1beta2", "v1beta1", "v1alpha2")
 """The versions whose fields are those of v1, or were moved by it into ``runPolicy``."""
+Kind = Literal["missing", "changed", "needed"]
 _TOO_MANY = f"more than {MOST_VALUES:,} values: use fewer aliases (*name)"
 _EXPECTED = {dict: "an object", list: "a list", str: "a string", int: "a number", bool: "a boolean"}
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A remark about one field of the manifest, for the reader of the spec."""
+
+    kind: Kind
+    """`missing`: the spec has no counterpart; `changed`: it means something else in the spec;
+    `needed`: the spec is not complete without an answer."""
+    place: str
+    """The path of the field, such as ``spec.runPolicy.suspend``."""
+    message: str
+    fix: str = ""
+
+    def __str__(self) -> str:
+        head = f"{self.place}: {self.message}"
+        return f"{head}\n    → {self.fix}" if self.fix else head
 
 
 @dataclass(slots=True)
@@ -50,14 +67,14 @@ class Fields:
 
     def each(self, key: str) -> list[Fields]:
         """Return the objects of a list; raises UsageError for an entry that is not an object."""
-        found = []
+        objects = []
         for index, value in enumerate(self.take(key, list) or ()):
             place = f"{self.at(key)}[{index}]"
             if not isinstance(value, dict):
                 message = f"{place} is {_show(value)}, not an object"
                 raise UsageError(message, fix="write it as the reference of Kubernetes has it")
-            found.append(Fields(place, value, self.notes))
-        return found
+            objects.append(Fields(place, value, self.notes))
+        return objects
 
     def rest(self) -> dict[str, Any]:
         """Return the fields that nobody has taken, without those that are empty."""
@@ -65,31 +82,27 @@ class Fields:
         self.values.clear()
         return rest
 
-    def note_missing(self, key: str, message: str, fix: str = "") -> None:
-        """Report that a field has no counterpart."""
-        self.notes.append(Note("missing", self.at(key), message, fix))
-
-    def note_changed(self, key: str, message: str, fix: str = "") -> None:
-        """Report that a field has another meaning in the spec."""
-        self.notes.append(Note("changed", self.at(key), message, fix))
+    def note(self, kind: Kind, key: str, message: str, fix: str = "") -> None:
+        """Report something about a field, or with the key "" about the object."""
+        self.notes.append(Note(kind, self.at(key) if key else self.path, message, fix))
 
     def note_rest(self, fix: str = "") -> None:
         """Report every field that nobody has taken."""
         for key in self.rest():
-            self.note_missing(key, "has no counterpart in a spec", fix)
+            self.note("missing", key, "has no counterpart in a spec", fix)
 
 
 def read(text: str, name: str) -> Fields:
     """Return the TFJob in `text`, which `name` names in messages; raises UsageError if none is."""
     try:
-        found = [one for one in yaml.load_all(text, _Loader) if one is not None]
-        documents = [_unshare(one, itertools.count(1)) for one in found]
+        loaded = [value for value in yaml.load_all(text, _Loader) if value is not None]
+        documents = [_unshare(value, itertools.count(1)) for value in loaded]
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f"{name}:{mark.line + 1}:{mark.column + 1}" if mark is not None else name
-        what = " ".join(filter(None, (error.context, error.problem)))
+        problem = " ".join(filter(None, (error.context, error.problem)))
         fix = "check the indentation; fill in the placeholders of a template first"
-        raise UsageError(f"{place}: not valid YAML: {what}", fix=fix) from None
+        raise UsageError(f"{place}: not valid YAML: {problem}", fix=fix) from None
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
         raise UsageError(f"{name}: not valid YAML: {error}", fix="check the file") from None
     if len(documents) > 1:
@@ -134,9 +147,9 @@ def _unshare(value: Any, count: Iterator[int]) -> Any:
     if next(count) > MOST_VALUES:
         raise ValueError(_TOO_MANY)
     if isinstance(value, dict):
-        return {str(key): _unshare(one, count) for key, one in value.items()}
+        return {str(key): _unshare(item, count) for key, item in value.items()}
     if isinstance(value, list):
-        return [_unshare(one, count) for one in value]
+        return [_unshare(item, count) for item in value]
     return value if isinstance(value, str | int | float | None) else str(value)
 
 

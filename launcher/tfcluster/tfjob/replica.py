@@ -11,7 +11,6 @@ from typing import Any
 from tfcluster.errors import UsageError
 from tfcluster.spec.fields import RESERVED_VARIABLES
 from tfcluster.spec.job import UNKNOWN_PROGRAM
-from tfcluster.tfjob import Note
 from tfcluster.tfjob.manifest import Fields
 
 _CONTAINER = "tensorflow"
@@ -28,6 +27,10 @@ _RELATIVE = re.compile(r"(?![-/$~])[^\s=:]*\.(py|sh)")
 class Replica:
     """The pods of one replica type: the program, its environment, the section of the spec."""
 
+    fields: Fields
+    """The object of the manifest, for notes about it."""
+    count: int
+    restart_policy: str
     command: tuple[str, ...]
     args: tuple[str, ...]
     env: dict[str, str]
@@ -38,8 +41,10 @@ class Replica:
     grace_s: int | None
 
 
-def map_template(template: Fields) -> Replica:
-    """Return what the pods of a template run; notes go to the list of `template`."""
+def map_replica(fields: Fields) -> Replica:
+    """Return the tasks of a replica type; notes go to the list of `fields`."""
+    count = fields.take("replicas", int)
+    policy, template = fields.take("restartPolicy", str) or "Never", fields.below("template")
     metadata, pod = template.below("metadata"), template.below("spec")
     metadata.take("creationTimestamp", str)
     metadata.take("name", str)
@@ -59,11 +64,23 @@ def map_template(template: Fields) -> Replica:
         "labels": metadata.take("labels", dict),
         "annotations": metadata.take("annotations", dict),
     }
-    own |= _carry(main, {"env": raw_env, "volumeMounts": raw_mounts})
+    own |= main.rest() | {"env": raw_env, "volumeMounts": raw_mounts}
+    own = {key: value for key, value in own.items() if value}
     pods["pod_template"] = _map_pod_template(pod, raw_volumes, own)
     metadata.note_rest()
     template.note_rest()
-    return Replica(command, args, env, {k: v for k, v in pods.items() if v}, user, grace_s)
+    fields.note_rest()
+    return Replica(
+        fields=fields,
+        count=1 if count is None else count,
+        restart_policy=policy,
+        command=command,
+        args=args,
+        env=env,
+        pods={key: value for key, value in pods.items() if value},
+        user=user,
+        grace_s=grace_s,
+    )
 
 
 def _choose_container(pod: Fields) -> Fields:
@@ -71,16 +88,16 @@ def _choose_container(pod: Fields) -> Fields:
     if not containers:
         fix = f"give it a container called {_CONTAINER}"
         raise UsageError(f"{pod.at('containers')} is empty", fix=fix)
-    named = [one for one in containers if one.values.get("name") == _CONTAINER]
+    named = [each for each in containers if each.values.get("name") == _CONTAINER]
     main = (named or containers)[0]
     if not named:
         message = f"none is called {_CONTAINER}, which TFJob asks for: the first is the task"
-        pod.note_changed("containers", message)
+        pod.note("changed", "containers", message)
     for other in containers:
         if other is not main:
             message = f"a second container, {other.values.get('name')}, beside the task"
             fix = "start what it does from the command of the task, or in a pod of its own"
-            pod.notes.append(Note("missing", other.path, message, fix))
+            other.note("missing", "", message, fix)
     main.take("name", str)
     return main
 
@@ -89,19 +106,19 @@ def _map_env(main: Fields) -> tuple[dict[str, str], list[dict[str, Any]]]:
     """Return the variables with a value, and those that the pod takes from elsewhere."""
     env: dict[str, str] = {}
     others: list[dict[str, Any]] = []
-    for one in main.each("env"):
-        name, value = str(one.values.get("name", "")), one.values.get("value")
+    for variable in main.each("env"):
+        name, value = str(variable.values.get("name", "")), variable.values.get("value")
         if name in RESERVED_VARIABLES:
             message = f"{name} is left out: tfcluster writes it for each task"
-            main.notes.append(Note("changed", one.path, message))
-        elif one.values.get("valueFrom"):
-            others.append(one.values)
+            variable.note("changed", "", message)
+        elif variable.values.get("valueFrom"):
+            others.append(variable.values)
         elif value is not None and not isinstance(value, str):
             fix = "put it in quotes, as Kubernetes asks for"
-            raise UsageError(f"{one.at('value')} of {name} is not a string", fix=fix)
+            raise UsageError(f"{variable.at('value')} of {name} is not a string", fix=fix)
         else:
             env[name] = _expand(value or "", env)
-            _note_unknown(main, one.path, [env[name]])
+            _note_unknown(variable, "", [env[name]])
     return env, others
 
 
@@ -115,10 +132,9 @@ def _expand(text: str, env: dict[str, str]) -> str:
 
 
 def _map_program(main: Fields, env: dict[str, str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    places = {key: main.at(key) for key in ("command", "args", "workingDir")}
     words = {key: _words(main, key, env) for key in ("command", "args")}
-    for key, found in words.items():
-        _note_unknown(main, places[key], found)
+    for key in words:
+        _note_unknown(main, key, words[key])
     command: tuple[str, ...] = words["command"]
     folder: str | None = main.take("workingDir", str)
     if not command:
@@ -126,23 +142,23 @@ def _map_program(main: Fields, env: dict[str, str]) -> tuple[tuple[str, ...], tu
         message = "none is given: the image's own ENTRYPOINT, which tfcluster does not read"
         fix = "write it into job.command: docker image inspect --format "
         fix += f"'{{{{json .Config.Entrypoint}}}} {{{{json .Config.Cmd}}}}' {image}"
-        main.notes.append(Note("needed", places["command"], message, fix))
+        main.note("needed", "command", message, fix)
         command = (UNKNOWN_PROGRAM,)
     if folder:
         command = ("sh", "-c", 'cd "$0" && exec "$@"', folder, *command)
-        main.notes.append(Note("changed", places["workingDir"], "the command changes to it itself"))
+        main.note("changed", "workingDir", "the command changes to it itself")
     elif relative := [word for word in (*command, *words["args"]) if _RELATIVE.fullmatch(word)]:
         message = f"{relative[0]} is relative, and tasks do not start in the image's WORKDIR"
         fix = "write its absolute path, or put the file beside the spec: it is sent along"
-        main.notes.append(Note("needed", places["command"], message, fix))
+        main.note("needed", "command", message, fix)
     return command, words["args"]
 
 
-def _note_unknown(main: Fields, place: str, words: Iterable[str]) -> None:
+def _note_unknown(fields: Fields, key: str, words: Iterable[str]) -> None:
     for name in (match[2] for word in words for match in _REFERENCE.finditer(word)):
         message = f"$({name}) is not replaced: its value is known only in the pod"
         fix = f'let a shell read it: "command": ["sh", "-c", "... ${name}"]'
-        main.notes.append(Note("missing", place, message, fix))
+        fields.note("missing", key, message, fix)
 
 
 def _words(main: Fields, key: str, env: dict[str, str]) -> tuple[str, ...]:
@@ -154,21 +170,21 @@ def _words(main: Fields, key: str, env: dict[str, str]) -> tuple[str, ...]:
 
 
 def _map_env_from(main: Fields) -> list[dict[str, str]]:
-    found = []
-    for one in main.each("envFrom"):
+    entries = []
+    for source in main.each("envFrom"):
         entry = {}
         for key, field in (("secretRef", "secret"), ("configMapRef", "config_map")):
-            source = one.below(key)
-            if name := source.take("name", str):
+            reference = source.below(key)
+            if name := reference.take("name", str):
                 entry[field] = name
-            if source.take("optional", bool):
-                source.note_changed("optional", "the object must exist")
-            source.note_rest()
-        if prefix := one.take("prefix", str):
+            if reference.take("optional", bool):
+                reference.note("changed", "optional", "the object must exist")
+            reference.note_rest()
+        if prefix := source.take("prefix", str):
             entry["prefix"] = prefix
-        one.note_rest()
-        found.append(entry)
-    return found
+        source.note_rest()
+        entries.append(entry)
+    return entries
 
 
 Raw = list[dict[str, Any]]
@@ -186,12 +202,9 @@ def _map_mount(name: str, mount: Fields, source: dict[str, Any]) -> dict[str, An
 
 def _map_volumes(pod: Fields, main: Fields) -> tuple[Raw, Raw, Raw]:
     """Return the spec's volumes, then the volumes and mounts that only `pod_template` can say."""
-    sources = {str(one.values.get("name")): one for one in pod.each("volumes")}
-    found: Raw = []
-    raw_mounts: Raw = []
-    raw: dict[str, dict[str, Any]] = {}
-    used: set[str] = set()
-    mounted: list[str] = []
+    sources = {str(volume.values.get("name")): volume for volume in pod.each("volumes")}
+    volumes, raw_mounts = Raw(), Raw()
+    raw, used, mounted = dict[str, dict[str, Any]](), set[str](), list[str]()
     for mount in main.each("volumeMounts"):
         name = str(mount.values.get("name"))
         used.add(name)
@@ -205,36 +218,30 @@ def _map_volumes(pod: Fields, main: Fields) -> tuple[Raw, Raw, Raw]:
                 raw[name] = sources[name].values
             continue
         mounted.append(name)
-        found.append(_map_mount(f"{name}-{number + 1}" if number else name, mount, source))
+        volumes.append(_map_mount(f"{name}-{number + 1}" if number else name, mount, source))
     for init in pod.values.get("initContainers") or ():
         for mount in init.get("volumeMounts") or ():
             if (name := str(mount.get("name"))) in sources and name not in used:
                 used.add(name)
                 raw[name] = sources[name].values
-    _note_volumes(pod, sources, used, raw)
-    return found, list(raw.values()), raw_mounts
+    _note_volumes(sources, used, raw)
+    return volumes, list(raw.values()), raw_mounts
 
 
 def _note_volumes(
-    pod: Fields,
-    sources: Mapping[str, Any],
-    used: Collection[str],
-    raw: Mapping[str, Mapping[str, Any]],
+    sources: Mapping[str, Fields], used: Collection[str], raw: Mapping[str, Mapping[str, Any]]
 ) -> None:
     """Note the volumes that no mount uses, and the `raw` ones, which only `pod_template` has."""
     for name, volume in sources.items():
         if name not in used:
             message = f"the volume {name} is mounted nowhere in the task's container"
-            pod.notes.append(
-                Note("missing", volume.path, message, "nothing, if no sidecar uses it")
-            )
+            volume.note("missing", "", message, "nothing, if no sidecar uses it")
     for name, values in raw.items():
         kind = next((key for key in values if key != "name"), "emptyDir")
         message = f"{kind}: written into pod_template, so {_COORDINATOR_TOO}, unmounted"
-        fix = "the Pod Security Standard `restricted` refuses it; use a claim" * (
-            kind == "hostPath"
-        )
-        pod.notes.append(Note("changed", sources[name].path, message, fix))
+        refused = "the Pod Security Standard `restricted` refuses it; use a claim"
+        fix = refused if kind == "hostPath" else ""
+        sources[name].note("changed", "", message, fix)
 
 
 def _map_source(volume: dict[str, Any]) -> dict[str, Any] | None:
@@ -261,8 +268,10 @@ def _map_source(volume: dict[str, Any]) -> dict[str, Any] | None:
 def _map_user(pod: Fields, main: Fields) -> str | None:
     """Return user and group of the task's container, which may differ from those of its pod."""
     both = [(part, part.below("securityContext")) for part in (pod, main)]
-    users = [n for _, one in both if (n := one.take("runAsUser", int)) is not None]
-    groups = [n for _, one in both if users and (n := one.take("runAsGroup", int)) is not None]
+    users = [n for _, security in both if (n := security.take("runAsUser", int)) is not None]
+    groups = [
+        n for _, security in both if users and (n := security.take("runAsGroup", int)) is not None
+    ]
     for part, security in both:
         if rest := security.rest():
             part.values["securityContext"] = rest
@@ -271,33 +280,29 @@ def _map_user(pod: Fields, main: Fields) -> str | None:
 
 def _map_container(main: Fields) -> dict[str, Any]:
     """Return image, resources, and the fields that go into the container of `pod_template`."""
-    found: dict[str, Any] = {"image": main.take("image", str)}
-    resources = main.below("resources")
-    kinds = {key: resources.take(key, dict) for key in ("requests", "limits")}
-    found["resources"] = {key: value for key, value in kinds.items() if value}
-    resources.note_rest()
-    ports = [
-        one.values
-        for one in main.each("ports")
-        if one.values.get("name") != _PORT and one.values.get("containerPort") != 2222
-    ]
-    for port in ports:
-        message = f"only the run's own pods reach port {port.get('containerPort')}"
-        fix = "`kubectl port-forward` reaches it from outside, or write a NetworkPolicy"
-        main.note_changed("ports", message, fix)
-    return found
+    section = main.below("resources")
+    amounts = {key: section.take(key, dict) for key in ("requests", "limits")}
+    section.note_rest()
+    for port in main.each("ports"):
+        number = port.values.get("containerPort")
+        if port.values.get("name") != _PORT and number != 2222:
+            message = f"only the run's own pods reach port {number}"
+            fix = "`kubectl port-forward` reaches it from outside, or write a NetworkPolicy"
+            main.note("changed", "ports", message, fix)
+    resources = {key: amount for key, amount in amounts.items() if amount}
+    return {"image": main.take("image", str), "resources": resources}
 
 
 def _map_pod(pod: Fields) -> dict[str, Any]:
     pod.take("restartPolicy", str)  # TFJob overwrites it with the one of the replica type
     account = pod.take("serviceAccountName", str) or pod.values.get("serviceAccount")
     pod.values.pop("serviceAccount", None)
-    secrets = [one.take("name", str) for one in pod.each("imagePullSecrets")]
+    secrets = [secret.take("name", str) for secret in pod.each("imagePullSecrets")]
     scheduler = pod.take("schedulerName", str)
     if (label := _TFJOB_LABEL.search(json.dumps(pod.values.get("affinity")))) is not None:
         message = f"selects pods by {label[1]}, which TFJob writes; pods of a run lack it"
         fix = "select by tfcluster.dev/task-type (worker), or by runtime.kubernetes.labels"
-        pod.notes.append(Note("needed", pod.at("affinity"), message, fix))
+        pod.note("needed", "affinity", message, fix)
     return {
         "node_selector": pod.take("nodeSelector", dict),
         "tolerations": pod.take("tolerations", list),
@@ -309,21 +314,16 @@ def _map_pod(pod: Fields) -> dict[str, Any]:
     }
 
 
-def _carry(main: Fields, more: dict[str, Any]) -> dict[str, Any]:
-    """Return the container's other fields, which `pod_template` carries as they are."""
-    return {key: value for key, value in (main.rest() | more).items() if value}
-
-
 def _map_pod_template(pod: Fields, volumes: Raw, container: dict[str, Any]) -> dict[str, Any]:
     for key in _OWN_POD_FIELDS:
         if pod.values.pop(key, None):
-            pod.note_missing(key, "tfcluster gives each pod its own", "leave it out")
+            pod.note("missing", key, "tfcluster gives each pod its own", "leave it out")
     if pod.values.pop("automountServiceAccountToken", None) is not None:
         fix = "give runtime.kubernetes.service_account an account that says so"
-        pod.note_missing("automountServiceAccountToken", "the coordinator needs its token", fix)
+        pod.note("missing", "automountServiceAccountToken", "the coordinator needs its token", fix)
     spec: dict[str, Any] = pod.rest()
     for key in spec.keys() - {"initContainers"}:
-        pod.note_changed(key, f"written into pod_template, so {_COORDINATOR_TOO}")
+        pod.note("changed", key, f"written into pod_template, so {_COORDINATOR_TOO}")
     if volumes:
         spec["volumes"] = volumes
     if container:

@@ -13,6 +13,7 @@ from typing import Any
 from tfcluster.errors import UsageError
 from tfcluster.spec import shorten
 from tfcluster.tfjob.manifest import Fields
+from tfcluster.tfjob.replica import Replica
 
 _POLICIES = ("Never", "OnFailure", "Always", "ExitCode")
 """The policies that TFJob knows; its default is Never (tensorflow_defaults.go)."""
@@ -21,37 +22,38 @@ _GANGS = {"volcano": "volcano", "kube-batch": "volcano",
 _KUEUE = "kueue.x-k8s.io/queue-name"
 
 
-def map_restarts(
-    job: Fields, policies: Mapping[str, tuple[str, str]], run: Fields
-) -> dict[str, Any]:
-    """Return the restarts of `supervision`; `policies`: path and policy of each job's tasks."""
-    for place, policy in policies.values():
+def map_restarts(replicas: Mapping[str, Replica], run: Fields) -> dict[str, Any]:
+    """Return the restarts of `supervision`."""
+    policies = {name: replica.restart_policy for name, replica in replicas.items()}
+    for name, policy in policies.items():
         if policy not in _POLICIES:
-            fix = f"write one of {', '.join(_POLICIES)}"
-            raise UsageError(f"{place} is {shorten(policy)}, which TFJob does not know", fix=fix)
-    given = {policy for _, policy in policies.values()}
-    place = next(iter(policies.values()))[0] if len(policies) == 1 else "spec.tfReplicaSpecs"
-    replica = Fields(place.removesuffix(".restartPolicy"), {}, job.notes)
+            place, fix = replicas[name].fields.at("restartPolicy"), ", ".join(_POLICIES)
+            message = f"{place} is {shorten(policy)}, which TFJob does not know"
+            raise UsageError(message, fix=f"write one of {fix}")
+    given = set(policies.values())
+    replica = Fields("spec.tfReplicaSpecs", {}, run.notes)
+    if len(replicas) == 1:
+        replica = next(iter(replicas.values())).fields
     if len(given) > 1:
-        names = ", ".join(f"{name} {policy}" for name, (_, policy) in policies.items())
+        names = ", ".join(f"{name} {policy}" for name, policy in policies.items())
         message = f"restart policies differ ({names}): tfcluster has one, for all tasks"
-        replica.note_changed("restartPolicy", message, "set supervision.restart_on_error")
+        replica.note("changed", "restartPolicy", message, "set supervision.restart_on_error")
     limit = run.take("backoffLimit", int)
     if given == {"Never"}:
         message = "no failure is restarted; a preempted or drained pod still is, at no cost"
-        replica.note_changed("restartPolicy", message, "")
+        replica.note("changed", "restartPolicy", message)
         if limit:
-            run.note_missing("backoffLimit", f"{limit} restarts of a job that never restarts")
+            run.note("missing", "backoffLimit", f"{limit} restarts of a job that never restarts")
         return {"max_restarts": 0}
     on_error = bool(given & {"OnFailure", "Always"})
     if "Always" in given:
         message = "Always: a task that has succeeded is not started again"
-        replica.note_changed("restartPolicy", message)
+        replica.note("changed", "restartPolicy", message)
     if "ExitCode" in given:
         _note_exit_codes(replica, on_error)
     elif on_error:
         message = "the gang restarts as one, from its checkpoint; the same exception twice without"
-        replica.note_changed("restartPolicy", f"{message} a newer checkpoint ends the run")
+        replica.note("changed", "restartPolicy", f"{message} a newer checkpoint ends the run")
     _note_backoff_limit(run, limit, given)
     restarts = {} if limit is None else {"max_restarts": limit}
     return {**restarts, "restart_on_error": on_error}
@@ -65,13 +67,13 @@ def _note_backoff_limit(run: Fields, limit: int | None, given: set[str]) -> None
     fix = "set supervision.max_restarts"
     if limit is None:
         message = "without it TFJob restarts without end, and the spec 3 times"
-        run.note_changed("backoffLimit", message, fix)
+        run.note("changed", "backoffLimit", message, fix)
     elif limit and "ExitCode" in given:
         message = "TFJob never reaches it by restarts of ExitCode; the spec does"
-        run.note_changed("backoffLimit", message, fix)
+        run.note("changed", "backoffLimit", message, fix)
     elif limit:
         message = f"TFJob fails at restart {limit} of all its pods together; the spec restarts the"
-        run.note_changed("backoffLimit", f"{message} gang {limit} times", fix)
+        run.note("changed", "backoffLimit", f"{message} gang {limit} times", fix)
 
 
 def _note_exit_codes(replica: Fields, on_error: bool) -> None:
@@ -84,35 +86,33 @@ def _note_exit_codes(replica: Fields, on_error: bool) -> None:
             " not 138 and 140), and so is 42; other codes only if the run saved a newer checkpoint"
         )
     fix = "end the program by a signal, or with 42 for a preemption, where it wants a restart"
-    replica.note_changed("restartPolicy", message, fix)
+    replica.note("changed", "restartPolicy", message, fix)
 
 
 def map_run(job: Fields, run: Fields, *, tasks: int) -> dict[str, Any]:
     """Return the limits of `supervision`; notes what tfcluster does otherwise at the end."""
-    found: dict[str, Any] = {}
+    limits: dict[str, Any] = {}
     if (deadline := run.take("activeDeadlineSeconds", int)) is not None:
-        found["run_deadline_s"] = deadline
+        limits["run_deadline_s"] = deadline
         message = "the time before the coordinator's start does not count, restarts do"
-        run.note_changed("activeDeadlineSeconds", message)
+        run.note("changed", "activeDeadlineSeconds", message)
     policy = run.take("cleanPodPolicy", str)
     if policy != "All":
-        at_end = policy or "not given (None)"
-        message = (
-            f"{at_end}: tfcluster deletes the pods at the end; their logs are in the run folder"
-        )
-        run.note_changed("cleanPodPolicy", message, "tfcluster logs RUN")
+        message = "tfcluster deletes the pods at the end; their logs are in the run folder"
+        at_end = f"{policy or 'not given (None)'}: {message}"
+        run.note("changed", "cleanPodPolicy", at_end, "tfcluster logs RUN")
     for key in ("ttlSecondsAfterFinished", "ttlSecondsAfterFinishing"):
         if run.take(key, int) is not None:
             message = "the coordinator's Job stays for 7 days, the run folder until it is removed"
-            run.note_missing(key, message, "tfcluster rm RUN, or tfcluster prune")
+            run.note("missing", key, message, "tfcluster rm RUN, or tfcluster prune")
     if run.take("suspend", bool):
-        run.note_missing("suspend", "a run is not suspended", "start it when it shall run")
+        run.note("missing", "suspend", "a run is not suspended", "start it when it shall run")
     if run.values.pop("managedBy", None):
-        run.note_missing("managedBy", "tfcluster manages its runs itself", "leave it out")
-    return found | map_scheduling(job, run, tasks)
+        run.note("missing", "managedBy", "tfcluster manages its runs itself", "leave it out")
+    return limits | _map_scheduling(job, run, tasks)
 
 
-def map_scheduling(job: Fields, run: Fields, tasks: int) -> dict[str, Any]:
+def _map_scheduling(job: Fields, run: Fields, tasks: int) -> dict[str, Any]:
     """Return `start_deadline_s`, if one is given, and the section's fields as ``kubernetes``."""
     policy = run.below("schedulingPolicy")
     pods: dict[str, Any] = {}
@@ -120,20 +120,21 @@ def map_scheduling(job: Fields, run: Fields, tasks: int) -> dict[str, Any]:
         pods["queue"] = queue
     if priority := policy.take("priorityClass", str):
         pods["priority_class"] = priority
-        message = "the class of TFJob's PodGroup becomes the one of the pods"
-        policy.note_changed("priorityClass", message)
+        policy.note(
+            "changed", "priorityClass", "the class of TFJob's PodGroup becomes the one of the pods"
+        )
     least = policy.take("minAvailable", int)
     if least is not None and least != tasks:
         message = f"tfcluster starts all {tasks} tasks together, or none"
-        policy.note_changed("minAvailable", message)
-    found: dict[str, Any] = {"kubernetes": pods}
+        policy.note("changed", "minAvailable", message)
+    scheduling: dict[str, Any] = {"kubernetes": pods}
     if (seconds := policy.take("scheduleTimeoutSeconds", int)) is not None:
-        found["start_deadline_s"] = seconds
+        scheduling["start_deadline_s"] = seconds
     policy.note_rest("the gang scheduler counts the requests of the pods themselves")
     labels = job.values.get("metadata", {}).get("labels") or {}
     if queue := labels.pop(_KUEUE, None):
         pods |= {"gang": "kueue", "queue": queue}
-    return found
+    return scheduling
 
 
 def choose_gang(job: Fields, pods: dict[str, Any]) -> None:
@@ -146,4 +147,4 @@ def choose_gang(job: Fields, pods: dict[str, Any]) -> None:
     if "queue" in pods and pods.get("gang") not in ("kueue", "volcano"):
         message = f"the manifest does not say whose queue {pods.pop('queue')} is; TFJob's own gang"
         message += " scheduler is an option of the operator, of which Volcano has queues"
-        spec.note_missing("queue", message, 'set "gang": "volcano", and the queue')
+        spec.note("missing", "queue", message, 'set "gang": "volcano", and the queue')

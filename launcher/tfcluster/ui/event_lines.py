@@ -107,8 +107,8 @@ def _run_stopping(event: Event) -> str:
 
 
 def _checkpoint_gathered(event: Event) -> str:
-    found = format_checkpoint(event)
-    which = f" of {found}" if event.get("step") is not None else f", {found}" if found else ""
+    name = format_checkpoint(event)
+    which = f" of {name}" if event.get("step") is not None else f", {name}" if name else ""
     return f"gathered a checkpoint{which}: {event['path']}"
 
 
@@ -127,11 +127,11 @@ def _diagnosis(event: Event) -> str | None:
 
 
 def _stalled(event: Event) -> str:
-    what = event.get("what") or "no task reports anything"
+    reason = event.get("what") or "no task reports anything"
     limit_s = event.get("deadline_s")
     limit = f" (stall_deadline_s is {format_duration(limit_s)})" if limit_s is not None else ""
     return (
-        f"no step for {format_duration(event['silent_s'])}{limit}: {what} (the stacks are in the"
+        f"no step for {format_duration(event['silent_s'])}{limit}: {reason} (the stacks are in the"
         " logs)"
     )
 
@@ -155,8 +155,8 @@ def _log_lost(event: Event) -> str:
 
 def _node_unreachable(event: Event) -> str:
     lease = format_duration(event["lease_s"])
-    what = event.get("why") or "its tasks keep running"
-    return f"no connection to {event['node']}: {what}; the node is lost after {lease} without one"
+    reason = event.get("why") or "its tasks keep running"
+    return f"no connection to {event['node']}: {reason}; the node is lost after {lease} without one"
 
 
 def _node_back(event: Event) -> str:
@@ -187,8 +187,8 @@ def _root_cause(event: Event) -> str:
 
 
 def _run_finished(event: Event) -> str:
-    why = f": {event['reason']}" if event.get("reason") else ""
-    return f"the run ended: {str(event['status']).replace('_', ' ')}{why}"
+    reason = f": {event['reason']}" if event.get("reason") else ""
+    return f"the run ended: {str(event['status']).replace('_', ' ')}{reason}"
 
 
 _Formatter = tuple[str, Callable[[Event], str | None]]

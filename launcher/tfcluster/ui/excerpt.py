@@ -112,11 +112,11 @@ def _library_of(file: str) -> str:
 
 def _fold_numbers(lines: Iterator[str]) -> Iterator[str]:
     for is_numbers, group in groupby(lines, lambda line: _NUMBERS.fullmatch(line) is not None):
-        found = list(group)
-        if is_numbers and len(found) >= _LEAST_NUMBERS:
-            yield from (found[0], f"… {len(found) - 2:,} lines of numbers …", found[-1])
+        block = list(group)
+        if is_numbers and len(block) >= _LEAST_NUMBERS:
+            yield from (block[0], f"… {len(block) - 2:,} lines of numbers …", block[-1])
         else:
-            yield from found
+            yield from block
 
 
 def _without_gaps(lines: Iterator[str]) -> list[str]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import starmap
 from math import isfinite
 from typing import Final
 
@@ -39,24 +40,27 @@ def format_metric(name: str, value: float) -> str:
     return f"{cut_to_columns(sanitize_text(name), _LONGEST_METRIC)} {format_value(value)}"
 
 
+def format_metrics(metrics: Mapping[str, float], most: int = _MOST_METRICS, gap: str = ", ") -> str:
+    """Return ``loss 0.31, accuracy 0.9``: the first `most` metrics."""
+    return gap.join(starmap(format_metric, list(metrics.items())[:most]))
+
+
 def describe_results(snapshot: RunSnapshot) -> tuple[tuple[str, str], ...]:
     """Return how far the training is or came, its metrics and its speed, as facts."""
     figures, lead = figures_of(snapshot), snapshot.leader
     if lead is None:
         return ()
     progress = [format_epoch(figures), format_step(figures, open_end="")]
-    metrics = list(figures.metrics.items())[:_MOST_METRICS]
     speed = []
     if figures.mean_rate is not None:
         speed.append(f"{format_count(figures.mean_rate)} {figures.unit}/s on average")
     if lead.first_step_s is not None:
         speed.append(f"first step after {format_duration(lead.first_step_s)}")
-    evaluated = [task.metrics for task in snapshot.tasks if task.task.startswith("evaluator")]
-    evaluation = [format_metric(*item) for metrics in evaluated for item in metrics.items()]
+    evaluators = [task.metrics for task in snapshot.tasks if task.task.startswith("evaluator")]
     return (
         ("progress", ", ".join(filter(None, progress))),
-        ("metrics", ", ".join(format_metric(*item) for item in metrics)),
-        ("evaluator", ", ".join(evaluation[:_MOST_METRICS])),
+        ("metrics", format_metrics(figures.metrics)),
+        ("evaluator", ", ".join(map(format_metrics, evaluators))),
         ("speed", ", ".join(speed)),
     )
 

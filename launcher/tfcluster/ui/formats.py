@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import signal
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Callable
 
 from rich.cells import cell_len, set_cell_size
 
@@ -58,19 +58,14 @@ def format_count(per_second: float) -> str:
     return f"{per_second:,.0f}" if per_second >= 999.5 else format_rate(per_second)
 
 
-def format_value(value: float, digits: int = 4) -> str:
+def format_value(value: float) -> str:
     """Return a metric as a person reads it: ``0.0312``, ``12.5k``, ``NaN``."""
     if not math.isfinite(value):
         return "NaN" if math.isnan(value) else "∞" if value > 0 else "-∞"
     for limit, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
         if limit <= abs(value) < 1e12:
-            return f"{value / (1e3 if letter == 'k' else limit):.{digits}g}{letter}"
-    return f"{value:.{digits}g}"
-
-
-def format_metrics(metrics: Mapping[str, float], most: int) -> list[str]:
-    """Return the first `most` metrics as ``loss 0.31``."""
-    return [f"{name} {format_value(value)}" for name, value in list(metrics.items())[:most]]
+            return f"{value / (1e3 if letter == 'k' else limit):.4g}{letter}"
+    return f"{value:.4g}"
 
 
 def signal_name(number: int) -> str:
@@ -88,8 +83,13 @@ def format_exit(exit_code: int | None, signal_number: int | None) -> str:
     return "" if exit_code is None else f"exit {exit_code}"
 
 
-def plural(count: int, noun: str, nouns: str = "") -> str:
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {nouns or noun + 's'}"
+def format_known(value: float | None, form: Callable[[float], str]) -> str:
+    """Return `value` in a form, or an empty string if it is not known."""
+    return "" if value is None else form(value)
+
+
+def plural(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def cut_to_columns(text: str, columns: int) -> str:

@@ -26,13 +26,13 @@ from tfcluster.ui.figure_text import (
     draw_trend,
     format_epoch,
     format_metric,
+    format_metrics,
     format_step,
 )
 from tfcluster.ui.formats import (
     cut_to_columns,
     format_count,
     format_duration,
-    format_metrics,
     format_rate,
     plural,
 )
@@ -101,7 +101,7 @@ def format_status_line(
         return cut_to_columns(sanitize_text(" · ".join(parts)), width)
     figures = figures_of(snapshot)
     if figures.step is not None:
-        parts += [format_metric(*metric) for metric in list(figures.metrics.items())[:2]]
+        parts += [format_metrics(figures.metrics, 2, gap=" · ")]
         parts += [format_epoch(figures), format_step(figures, open_end=""), *_rates(snapshot.tasks)]
     elif snapshot.status in (Status.STARTING, Status.RUNNING, Status.STALLED):
         parts += _counts(snapshot.tasks)
@@ -196,9 +196,9 @@ def _notes(scene: Scene) -> list[Text]:
         newest = " ".join(warnings[-1].split())
         notes.append((f"{plural(len(warnings), 'warning')}: {newest}", "yellow"))
     if snapshot.checkpoints:
-        found = history.format_checkpoint(snapshot.checkpoints[-1])
-        which = found or str(snapshot.checkpoints[-1]["path"])
-        notes.append((f"gathered checkpoint: {which}", "dim"))
+        checkpoint = snapshot.checkpoints[-1]
+        name = history.format_checkpoint(checkpoint) or checkpoint["path"]
+        notes.append((f"gathered checkpoint: {name}", "dim"))
     return [Text(_flatten(text), style) for text, style in notes]
 
 
@@ -281,7 +281,7 @@ def _note(snapshot: RunSnapshot, task: TaskSnapshot, last_line: LastLine) -> tup
     if not note and task.step is None:
         note = task.phase
     if not note and task.task.startswith("evaluator"):
-        note = " ".join(format_metrics(task.metrics, 3))
+        note = format_metrics(task.metrics, 3, gap=" ")
     return (_GAP + _flatten(str(note)), "") if note else (_GAP + _flatten(last_line(task)), "dim")
 
 

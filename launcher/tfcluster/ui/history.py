@@ -1,4 +1,4 @@
-"""Sentences about a run's history: attempts, restarts, checkpoints, faults, diagnosis.
+"""Sentences about a run: attempts, restarts, stacks, checkpoints, faults, diagnosis.
 
 All functions are pure: they read the run's state (`RunSnapshot`) or one event.
 """
@@ -6,17 +6,20 @@ All functions are pure: they read the run's state (`RunSnapshot`) or one event.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
 
 from tfcluster.rundir.snapshot import RunSnapshot, TaskSnapshot
 from tfcluster.rundir.states import Status
 from tfcluster.ui import pages
 from tfcluster.ui.formats import format_bytes, format_duration, plural
+from tfcluster.ui.lines import sanitize_text
 from tfcluster.ui.render import Facts
 
 _FROM_THE_BEGINNING = "from the beginning: no checkpoint in $TFCLUSTER_CHECKPOINT_DIR"
 _RESTARTS_LISTED = 10
+_PACKAGES: Final = re.compile(r".*/(?:(?:site|dist)-packages|bundles/[0-9a-f]+/workers)/")
+"""The folders before a package of Python, or before `tfcluster_workers` on a task's node."""
 _FAILURE_STATES = (Status.RESTARTING, Status.FAILED, Status.TIMED_OUT, Status.LOST)
 
 
@@ -108,6 +111,28 @@ def format_stall(stall: Mapping[str, Any] | None, now: float | None) -> str:
     return ": ".join(filter(None, [f"no step{since}", stall.get("what")]))
 
 
+def format_stacks(answer: Mapping[str, Any], *, all_threads: bool = False) -> list[str]:
+    """Return the lines for an answer of `Run.stacks`: who is waited for, then each task's stack."""
+    lines = [str(answer["what"])] if answer.get("what") else []
+    for task in answer["tasks"]:
+        lines += ["", f"{task['task']} {task['where']}"]
+        threads = task["threads"]
+        for number, frames in enumerate(threads if all_threads else threads[:1]):
+            name = "main thread" if number == 0 else f"thread {number + 1}"
+            lines.append(f"  {name}, innermost first:")
+            lines += _format_frames(frames)
+        if (more := len(threads) - 1) > 0 and not all_threads:
+            lines.append(f"  {plural(more, 'more thread')}: --all-threads shows them")
+    return [sanitize_text(line) for line in lines]
+
+
+def _format_frames(frames: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    for frame in frames:
+        file = _PACKAGES.sub("…/", str(frame["file"]))
+        code = f"  {frame['code']}" if frame.get("code") else ""
+        yield f"    {file}:{frame['line']} in {frame['function']}{code}"
+
+
 def format_gathering(progress: Mapping[str, Any] | None) -> str:
     """Return ``checkpoints from 10.0.0.1, 1.2 GB of 3.0 GB``; empty if nothing is gathered."""
     if not progress:
@@ -126,35 +151,35 @@ def root_cause(snapshot: RunSnapshot) -> Mapping[str, Any] | None:
     is_planned = bool(snapshot.restarts) and snapshot.restarts[-1].get("planned") is True
     if is_planned and snapshot.status is Status.RESTARTING:
         return None
-    found: Mapping[str, Any] | None = snapshot.diagnosis.get("root_cause")
-    return found
+    cause: Mapping[str, Any] | None = snapshot.diagnosis.get("root_cause")
+    return cause
 
 
 def collateral(snapshot: RunSnapshot) -> Sequence[str]:
     """Return the tasks that failed because of the root cause."""
-    found: Sequence[str] = (snapshot.diagnosis or {}).get("collateral") or ()
-    return found if root_cause(snapshot) else ()
+    tasks: Sequence[str] = (snapshot.diagnosis or {}).get("collateral") or ()
+    return tasks if root_cause(snapshot) else ()
 
 
 def format_blame(snapshot: RunSnapshot, task: TaskSnapshot) -> str:
     """Return " (cause)", " (same error)" or " (collateral)" for a failed task, else ""."""
-    found = root_cause(snapshot)
-    if found is not None and task.task in (found.get("also") or ()):
+    cause = root_cause(snapshot)
+    if cause is not None and task.task in (cause.get("also") or ()):
         return " (same error)"
-    if found is None or task.state != "failed" or task.ended_by == "tfcluster":
+    if cause is None or task.state != "failed" or task.ended_by == "tfcluster":
         return ""
-    if found.get("task") == task.task and found.get("attempt", task.attempt) == task.attempt:
+    if cause.get("task") == task.task and cause.get("attempt", task.attempt) == task.attempt:
         return " (cause)"
     return " (collateral)" if task.task in collateral(snapshot) else ""
 
 
 def log_of_cause(snapshot: RunSnapshot) -> str | None:
     """Return the root cause's log of the attempt that failed, relative to the run folder."""
-    found = root_cause(snapshot) or {}
-    log = next((task.log for task in snapshot.tasks if task.task == found.get("task")), None)
-    if log is None or "attempt" not in found:
+    cause = root_cause(snapshot) or {}
+    log = next((task.log for task in snapshot.tasks if task.task == cause.get("task")), None)
+    if log is None or "attempt" not in cause:
         return log
-    return re.sub(r"attempt-\d+", f"attempt-{found['attempt']}", log, count=1)
+    return re.sub(r"attempt-\d+", f"attempt-{cause['attempt']}", log, count=1)
 
 
 def format_reason(snapshot: RunSnapshot) -> list[str]:
@@ -166,30 +191,32 @@ def format_reason(snapshot: RunSnapshot) -> list[str]:
 
 def format_short_reason(snapshot: RunSnapshot, now: float | None = None) -> str:
     """Return why a run is queued, stalled or has not succeeded in one line; empty if unknown."""
-    found = snapshot.reason or format_stall(snapshot.stall, now)
+    reason = snapshot.reason or format_stall(snapshot.stall, now)
     if snapshot.status is Status.QUEUED:
-        found = (snapshot.waits_for or "").removeprefix("nodes: ")
-    if not found and (root := root_cause(snapshot)):
-        found = f"{root.get('task')}: {root.get('reason', '')}"
-    if not found:
-        found = next(iter(snapshot.alerts.values()), "")
-    return found.partition("\n")[0]
+        reason = (snapshot.waits_for or "").removeprefix("nodes: ")
+    if not reason and (root := root_cause(snapshot)):
+        reason = f"{root.get('task')}: {root.get('reason', '')}"
+    if not reason:
+        reason = next(iter(snapshot.alerts.values()), "")
+    return reason.partition("\n")[0]
 
 
 def format_cause(snapshot: RunSnapshot) -> list[str]:
     """Return the diagnosis as paragraphs; empty without one."""
-    found = root_cause(snapshot)
-    if not found:
+    cause = root_cause(snapshot)
+    if not cause:
         return []
-    lines = [f"root cause: {found.get('task')}: {found.get('reason', '')}", *format_fix(found)]
+    lines = [f"root cause: {cause.get('task')}: {cause.get('reason', '')}", *format_fix(cause)]
     return [*lines, *format_consequences(snapshot)]
 
 
 def format_consequences(snapshot: RunSnapshot) -> list[str]:
     """Return which tasks failed because of the root cause, and why the run was not restarted."""
-    others, why = collateral(snapshot), (root_cause(snapshot) or {}).get("not_restarted")
+    others, not_restarted = collateral(snapshot), (root_cause(snapshot) or {}).get("not_restarted")
     lines = [f"{', '.join(others)} failed because of it."] if others else []
-    return lines + ([f"Not restarted: {why}."] if why and snapshot.status.is_final else [])
+    return lines + (
+        [f"Not restarted: {not_restarted}."] if not_restarted and snapshot.status.is_final else []
+    )
 
 
 def format_fix(root_cause: Mapping[str, Any]) -> list[str]:

@@ -84,8 +84,8 @@ def select_lines(block: bytes, pattern: re.Pattern[bytes]) -> bytes:
     """Return the lines of `block` that match `pattern`."""
     if pattern.search(block) is None:
         return b""
-    found = [line + b"\n" for line in block[:-1].split(b"\n") if pattern.search(line)]
-    return b"".join(found)
+    lines = [line + b"\n" for line in block[:-1].split(b"\n") if pattern.search(line)]
+    return b"".join(lines)
 
 
 def cut_line(line: bytes, more: int = 0) -> bytes:

@@ -120,8 +120,8 @@ class MergedLogs:
 
     def discover(self, *, tail: int | None = None) -> None:
         """Find files created since the last call; cheap if there are none."""
-        if found := self._logs.discover():
-            for log in found:
+        if new_logs := self._logs.discover():
+            for log in new_logs:
                 self._prepare(log, tail)
             self._set_prefixes()
 

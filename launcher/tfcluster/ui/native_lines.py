@@ -182,11 +182,11 @@ TABLE: Mapping[str, tuple[Message, ...]] = {
 
 
 def _by_file() -> Mapping[bytes, Sequence[Message]]:
-    found = defaultdict(list)
+    messages = defaultdict(list)
     for message in chain(*TABLE.values()):
         for name in message.files.split() or [""]:
-            found[name.encode()].append(message)
-    return found
+            messages[name.encode()].append(message)
+    return messages
 
 
 _BY_FILE = _by_file()

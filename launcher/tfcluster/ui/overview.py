@@ -32,7 +32,7 @@ class LiveRuns:
 
     def read(self) -> list[RunSnapshot]:
         """Return the live runs, oldest first."""
-        found = []
+        live = []
         for folder in _folders(home() / "runs"):
             name = folder.name
             if name in self._over:
@@ -45,8 +45,8 @@ class LiveRuns:
                 self._over.add(name)
                 del self._files[name]
             else:
-                found.append(snapshot)
-        return sorted(found, key=lambda run: run.started_at)
+                live.append(snapshot)
+        return sorted(live, key=lambda run: run.started_at)
 
 
 def describe(run: RunSnapshot, *, now: float) -> dict[str, Any]:

@@ -87,11 +87,11 @@ def read(place: str) -> str:
     text = _PICTURE.sub("", known[name].read_text(encoding="utf-8"))
     if not anchor:
         return _ANCHOR.sub("", text)
-    found = sections(text)
-    if anchor not in found:
-        fix = _suggest(anchor, found, f"`tfcluster help {name}` prints the whole page")
+    by_anchor = sections(text)
+    if anchor not in by_anchor:
+        fix = _suggest(anchor, by_anchor, f"`tfcluster help {name}` prints the whole page")
         raise UsageError(f"the page {name!r} has no section {anchor!r}", fix=fix)
-    return found[anchor]
+    return by_anchor[anchor]
 
 
 def _files() -> dict[str, Path]:
@@ -102,7 +102,6 @@ def _files() -> dict[str, Path]:
 
 
 def _suggest(name: str, known: Iterable[str], otherwise: str) -> str:
-
     near = difflib.get_close_matches(name, known, n=1)
     return f"did you mean {near[0]!r}?" if near else otherwise
 

@@ -14,14 +14,14 @@ from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.snapshot import RunSnapshot, TaskSnapshot, is_done_trial
 from tfcluster.rundir.states import Status
 from tfcluster.ui import history
-from tfcluster.ui.figure_text import describe_results, format_epoch, format_step
+from tfcluster.ui.figure_text import describe_results, format_epoch, format_metrics, format_step
 from tfcluster.ui.formats import (
     cut_to_columns,
     format_bytes,
     format_count,
     format_duration,
     format_exit,
-    format_metrics,
+    format_known,
     format_rate,
     format_value,
     plural,
@@ -71,9 +71,7 @@ def closing_panel(
         ("load it", load_hint),
         ("curves", f"tfcluster tensorboard {snapshot.run[-4:]}" if has_curves else ""),
     )
-    parts: list[Part] = [tasks_grid(snapshot), facts]
-    parts += trial_table(snapshot)
-    parts += _notes(snapshot)
+    parts: list[Part] = [tasks_grid(snapshot), facts, *trial_table(snapshot), *_notes(snapshot)]
     if home_bytes is not None and home_bytes > LARGE_HOME_BYTES:
         size = format_bytes(home_bytes)
         parts.append(f"All runs together take {size}; `tfcluster prune` removes old ones.")
@@ -115,15 +113,12 @@ def status_panel(
 
     `has_curves`: the run has written TensorBoard files.
     """
-    ran = (snapshot.ended_at or now) - snapshot.started_at
+    ran = format_duration((snapshot.ended_at or now) - snapshot.started_at)
     status = f"{snapshot.status}{_exit_code_suffix(snapshot)}{_host_suffix(snapshot, this_host)}"
     is_lost = snapshot.status is Status.LOST  # nobody knows when such a run ended
     facts = Facts.of(
         ("status", status),
-        (
-            "ran" if snapshot.status.is_final else "running for",
-            None if is_lost else format_duration(ran),
-        ),
+        ("ran" if snapshot.status.is_final else "running for", "" if is_lost else ran),
         ("stalled", history.format_stall(snapshot.stall, now)),
         ("gathering", history.format_gathering(snapshot.gathering)),
         ("waiting for", snapshot.waits_for),
@@ -164,13 +159,13 @@ def runs_grid(
         return f"{run.status}{_exit_code_suffix(run)}{gathering}{_host_suffix(run, this_host)}"
 
     epoch = figure(lambda known: format_epoch(known).removeprefix("epoch "))
-    loss = figure(lambda known: _format(known.metrics.get("loss"), format_value))
+    loss = figure(lambda known: format_known(known.metrics.get("loss"), format_value))
     columns: dict[str, Callable[[RunSnapshot], object]] = {
         "RUN": lambda run: run.run,
         "STATUS": status,
         "TASKS": lambda run: len(run.tasks),
         "EPOCH": epoch,
-        "STEP": figure(lambda known: _thousands(known.step)),
+        "STEP": figure(lambda known: format_known(known.step, "{:,}".format)),
         "LOSS": loss,
         "STARTED": lambda run: f"{format_duration(now - run.started_at)} ago",
     }
@@ -182,12 +177,12 @@ def runs_grid(
             "LOSS": loss,
             "EPOCH": epoch,
             "STEP": figure(lambda known: format_step(known, open_end="").removeprefix("step ")),
-            "ETA": figure(lambda known: _format(known.eta_s, format_duration)),
+            "ETA": figure(lambda known: format_known(known.eta_s, format_duration)),
             "EXAMPLES/S": figure(lambda known: _format_speed(known, "examples")),
             "STEPS/S": figure(lambda known: _format_speed(known, "steps")),
             "TASKS": lambda run: len(run.tasks),
-            "MEMORY": figure(lambda known: _format(known.rss_bytes, format_bytes)),
-            "CORES": figure(lambda known: _format(known.cores, "{:.1f}".format)),
+            "MEMORY": figure(lambda known: format_known(known.rss_bytes, format_bytes)),
+            "CORES": figure(lambda known: format_known(known.cores, "{:.1f}".format)),
         }
     dropped = _LIVE_DROPPED_FIRST if live else _DROPPED_FIRST
     right = _RIGHT_OF_LIVE_RUNS if live else _RIGHT_OF_RUNS
@@ -200,23 +195,17 @@ def runs_grid(
     return Grid.of(snapshots, kept, right)
 
 
-def _format(value: float | None, text: Callable[[float], str]) -> str:
-    return "" if value is None else text(value)
-
-
 def _format_speed(figures: Figures, unit: str) -> str:
-    return _format(figures.rate if figures.unit == unit else None, format_count)
+    return format_known(figures.rate if figures.unit == unit else None, format_count)
 
 
 def checkpoints_grid(checkpoints: Sequence[Mapping[str, Any]]) -> Grid:
     """Return the table of `checkpoints`, newest last, from checkpoints as in `RunSnapshot`."""
     columns: dict[str, Callable[[Mapping[str, Any]], object]] = {
-        "STEP": lambda found: (
-            _thousands(found.get("step")) or history.format_checkpoint(found) or "–"
-        ),
-        "KIND": lambda found: found.get("kind"),
-        "SIZE": lambda found: format_bytes(found.get("bytes") or 0),
-        "PATH": lambda found: found["path"],
+        "STEP": lambda saved: history.format_checkpoint(saved).removeprefix("step ") or "–",
+        "KIND": lambda saved: saved.get("kind"),
+        "SIZE": lambda saved: format_bytes(saved.get("bytes") or 0),
+        "PATH": lambda saved: saved["path"],
     }
     return Grid.of(checkpoints, columns, ("STEP", "SIZE"))
 
@@ -249,7 +238,8 @@ def format_trial(trial: Mapping[str, Any]) -> str | None:
 def describe_values(values: Mapping[str, Any]) -> str:
     """Return ``learning_rate 0.001, units 64``, without KerasTuner's entries (``tuner/epochs``)."""
     names = sorted(name for name in values if not name.startswith("tuner/"))
-    return ", ".join(f"{name} {_format_value(values[name])}" for name in names)
+    shown = {n: format_value(v) if isinstance(v, float) else v for n, v in values.items()}
+    return ", ".join(f"{name} {shown[name]}" for name in names)
 
 
 def tasks_grid(
@@ -274,14 +264,14 @@ def tasks_grid(
         "address": lambda task: task.address,
         "pid": lambda task: task.pid if task.ended_at is None else None,
         "ran": lambda task: _ran(task.started_at, task.ended_at or now),
-        "step": lambda task: _thousands(task.step),
+        "step": lambda task: format_known(task.step, "{:,}".format),
         "steps/s": _speed,
         "memory": lambda task: task.rss_bytes and format_bytes(task.rss_bytes),
         "peak memory": lambda task: task.peak_rss_bytes and format_bytes(task.peak_rss_bytes),
-        "cores": lambda task: None if task.cores is None else f"{task.cores:.1f}",
-        "gpu": lambda task: None if task.gpu is None else f"{task.gpu:.0%}",
+        "cores": lambda task: format_known(task.cores, "{:.1f}".format),
+        "gpu": lambda task: format_known(task.gpu, "{:.0%}".format),
         "GPUs": _gpus,
-        "metrics": lambda task: " ".join(format_metrics(task.metrics, 3)),
+        "metrics": lambda task: format_metrics(task.metrics, 3, gap=" "),
         "where": lambda task: (snapshot.stall or {}).get("tasks", {}).get(task.task),
     }
     columns = {name: known[name] for name in names}
@@ -322,7 +312,7 @@ def _trial_grid(trials: list[dict[str, Any]], now: float | None) -> Grid:
         "trial": lambda trial: trial["id"],
         "state": lambda trial: _trial_state(trial, has_ended=now is None),
         "tuner": lambda trial: trial.get("tuner"),
-        objective: lambda trial: None if trial.get("score") is None else f"{trial['score']:.5g}",
+        objective: lambda trial: format_known(trial.get("score"), "{:.5g}".format),
         "ran": lambda trial: _ran(trial.get("started_at"), trial.get("ended_at") or now),
         "why": _trial_reason,
     }
@@ -337,10 +327,6 @@ def _trial_state(trial: Mapping[str, Any], *, has_ended: bool) -> str:
 def _trial_reason(trial: Mapping[str, Any]) -> str:
     lines = str(trial.get("message") or "").strip().splitlines()
     return lines[-1][:_MAX_TRIAL_REASON] if lines else ""
-
-
-def _format_value(value: object) -> str:
-    return format_value(value) if isinstance(value, float) else str(value)
 
 
 def _notes(snapshot: RunSnapshot) -> Iterator[str]:
@@ -372,8 +358,8 @@ def _places(snapshot: RunSnapshot, paths: RunPaths) -> tuple[tuple[str, str], ..
     logs = paths.attempt_logs(snapshot.attempt) if snapshot.attempt else paths.logs
     where = ""
     for newest in snapshot.checkpoints[-1:]:
-        which = f"{found} in " if (found := history.format_checkpoint(newest)) else ""
-        where = f"{which}{paths.root / str(newest['path'])}"
+        path = str(paths.root / newest["path"])
+        where = " in ".join(filter(None, [history.format_checkpoint(newest), path]))
     return ("logs", str(logs)), ("checkpoint", where)
 
 
@@ -408,7 +394,3 @@ def _host_suffix(snapshot: RunSnapshot, this_host: str | None) -> str:
 
 def _ran(since: float | None, until: float | None) -> str:
     return "" if since is None or until is None else format_duration(until - since)
-
-
-def _thousands(number: int | None) -> str:
-    return "" if number is None else f"{number:,}"

@@ -170,9 +170,9 @@ def plan_json(plan: Plan, obstacles: Iterable[TfclusterError]) -> dict[str, Any]
 
 def all_variables(plan: Plan, task_id: TaskId) -> tuple[EnvVar, ...]:
     """Return a task's variables sorted by name; an attempt's override the plan's."""
-    found = {var.name: var for var in plan.task(task_id).command.env}
-    found |= {var.name: var for var in preview(plan, task_id)}
-    return tuple(found[name] for name in sorted(found))
+    variables = {var.name: var for var in plan.task(task_id).command.env}
+    variables |= {var.name: var for var in preview(plan, task_id)}
+    return tuple(variables[name] for name in sorted(variables))
 
 
 def format_exports(

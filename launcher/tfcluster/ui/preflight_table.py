@@ -78,11 +78,11 @@ def _format_all_reduces(measured: Sequence[AllReduce]) -> list[str]:
     """
     if not measured:
         return []
-    names = tuple(dict.fromkeys(one.communication for one in measured))
-    cells = {(one.workers, one.communication): _format_speed(one) for one in measured}
+    names = tuple(dict.fromkeys(each.communication for each in measured))
+    cells = {(each.workers, each.communication): _format_speed(each) for each in measured}
     rows = tuple(
         (_format_group(workers), *(cells.get((workers, name), "") for name in names))
-        for workers in dict.fromkeys(one.workers for one in measured)
+        for workers in dict.fromkeys(each.workers for each in measured)
     )
     grid = Grid((f"all-reduce of {format_bytes(measured[0].bytes)}", *names), rows)
     slowest = [
@@ -112,11 +112,11 @@ def _name_link(link: AllReduce) -> str:
 
 
 def _imported(answer: ProbeAnswer) -> str:
-    found = answer.imported
-    if not found or "error" in found:
+    imported = answer.imported
+    if not imported or "error" in imported:
         return ""
-    devices = ", ".join(found.get("devices", ()))
-    return f"{found.get('version')} in {found.get('seconds')} s: {devices}"
+    devices = ", ".join(imported.get("devices", ()))
+    return f"{imported.get('version')} in {imported.get('seconds')} s: {devices}"
 
 
 def _proxies(answer: ProbeAnswer) -> str:
@@ -196,7 +196,7 @@ def _rows(
             )
             for node in nodes
         ]
-        if any(value or found for value, found in cells):
+        if any(value or findings for value, findings in cells):
             yield check, cells
 
 
@@ -212,15 +212,14 @@ def _plain(report: PreflightReport, nodes: Sequence[str], width: int) -> str:
     return "\n".join(lines)
 
 
-def _mark_cell(value: str, found: Sequence[Finding]) -> str:
-    if not found:
+def _mark_cell(value: str, findings: Sequence[Finding]) -> str:
+    if not findings:
         return value
-    mark = "✗" if any(finding.is_fatal for finding in found) else "!"
+    mark = "✗" if any(finding.is_fatal for finding in findings) else "!"
     return f"{value} {mark}".lstrip()
 
 
 def _screen(report: PreflightReport, nodes: Sequence[str], width: int, *, colours: bool) -> str:
-
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("")
     for node in nodes:
@@ -231,10 +230,9 @@ def _screen(report: PreflightReport, nodes: Sequence[str], width: int, *, colour
     return "\n".join(lines if lines[0].strip() else lines[1:])
 
 
-def _screen_cell(value: str, found: Sequence[Finding]) -> Text:
-
-    text = Text(sanitize_text(value) if not found else "")
-    for finding in found:
+def _screen_cell(value: str, findings: Sequence[Finding]) -> Text:
+    text = Text(sanitize_text(value) if not findings else "")
+    for finding in findings:
         tone = "red" if finding.is_fatal else "yellow"
         fix = f"→ {finding.fix}\n" if finding.fix else ""
         text.append(sanitize_text(f"{finding.what}\n{fix}"), style=tone)

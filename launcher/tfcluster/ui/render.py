@@ -62,11 +62,11 @@ class Grid:
 
         As long as it is wider than `width`, columns are left out in the order of `dropped_first`.
         """
-        found = {
+        cells_of = {
             header: ["" if (value := cell(item)) is None else str(value) for item in items]
             for header, cell in columns.items()
         }
-        kept = {header: cells for header, cells in found.items() if any(cells)}
+        kept = {header: cells for header, cells in cells_of.items() if any(cells)}
         for header in (*dropped_first, ""):
             rows = tuple(zip(*kept.values(), strict=True))
             grid = cls(tuple(kept), rows, frozenset(right_aligned))
@@ -143,7 +143,6 @@ def screen_text(panel: Panel, width: int, *, colours: bool) -> Painted:
 
     There is no border at the sides, so that paths and commands can be copied.
     """
-
     tone, title = _TONES[panel.tone], sanitize_text(panel.title)
     rule = " " + "─" * (width - len(title) - 1)
     lines = [Text.assemble((title, f"bold {tone}"), (rule, tone))]

@@ -7,7 +7,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tfcluster.scaling.study import Cell, Predicted, Study
-from tfcluster.ui.formats import format_bits, format_bytes, format_count, format_duration
+from tfcluster.ui.formats import (
+    format_bits,
+    format_bytes,
+    format_count,
+    format_duration,
+    format_known,
+)
 from tfcluster.ui.render import Facts, Grid, Part
 
 _RIGHT = (
@@ -48,15 +54,17 @@ def cell_grid(study: Study) -> Grid:
     columns = {
         "workers": lambda cell: f"{cell.measured.workers}{' !' if cell.is_crowded else ''}",
         "communication": lambda cell: cell.measured.communication,
-        "rate": _rate,
+        "rate": lambda cell: format_known(cell.measured.rate, format_bits),
         "step": lambda cell: format_ms(cell.median_s),
         "quartiles": lambda cell: f"{_number(cell.low_s)}–{format_ms(cell.high_s)}",
         "compute": lambda cell: format_ms(cell.compute_s),
-        "collective": lambda cell: format_ms(cell.collective_s) if _sends(cell) else None,
-        "of ring": lambda cell: None if cell.of_ring is None else f"{cell.of_ring:.2f}",
-        "examples/s": _speed,
+        "collective": lambda cell: (
+            format_ms(cell.collective_s) if cell.measured.workers > 1 else None
+        ),
+        "of ring": lambda cell: format_known(cell.of_ring, "{:.2f}".format),
+        "examples/s": lambda cell: format_known(cell.examples_per_second, format_count),
         "efficiency": lambda cell: f"{cell.efficiency:.0%}",
-        "fit": lambda cell: None if cell.fitted_s is None else format_ms(cell.fitted_s),
+        "fit": lambda cell: format_known(cell.fitted_s, format_ms),
         "error": lambda cell: _error(cell, study),
     }
     return Grid.of(study.cells, columns, _RIGHT)
@@ -65,37 +73,33 @@ def cell_grid(study: Study) -> Grid:
 def prediction_grid(study: Study) -> Grid:
     """Return the table of predictions for hosts with cores of their own."""
     columns = {
-        "workers": lambda it: it.workers,
-        "communication": lambda it: it.communication,
-        "rate": lambda it: format_bits(it.rate),
-        "step": lambda it: format_ms(it.prediction.seconds),
+        "workers": lambda predicted: predicted.workers,
+        "communication": lambda predicted: predicted.communication,
+        "rate": lambda predicted: format_bits(predicted.rate),
+        "step": lambda predicted: format_ms(predicted.prediction.seconds),
         "90 % interval": _interval,
-        "efficiency": lambda it: f"{it.efficiency:.0%}",
+        "efficiency": lambda predicted: f"{predicted.efficiency:.0%}",
     }
     return Grid.of(study.predictions, columns, _RIGHT)
 
 
 def fit_facts(study: Study) -> Facts:
     """Return the parameters of the fits in words."""
-    volume = None if study.gradient_bytes is None else format_bytes(study.gradient_bytes)
+    volume = format_known(study.gradient_bytes, format_bytes)
+    held_out = format_known(study.held_out_error, "median error {:.1%} (marked *)".format)
     fits = [(f"fit of {name}", ", ".join(_fit_words(study, name))) for name in study.fits]
-    return Facts.of(("gradients", volume), *fits, ("held-out cells", _held_out(study)))
+    return Facts.of(("gradients", volume), *fits, ("held-out cells", held_out))
 
 
 def _fit_words(study: Study, name: str) -> Iterator[str]:
-    found, reached = study.fits[name], study.reached(name)
-    yield f"compute {format_ms(found.compute_s)}"
-    yield f"latency {format_ms(found.latency_s)} a message"
-    yield f"{format_bytes(found.bits / 8)} to send" + (
+    fit, reached = study.fits[name], study.reached(name)
+    yield f"compute {format_ms(fit.compute_s)}"
+    yield f"latency {format_ms(fit.latency_s)} a message"
+    yield f"{format_bytes(fit.bits / 8)} to send" + (
         f" ({reached:.0%} of the rate reached)" if reached is not None else ""
     )
-    if found.spread is not None:
-        yield f"residuals {found.spread:.1%}"
-
-
-def _held_out(study: Study) -> str | None:
-    error = study.held_out_error
-    return None if error is None else f"median error {error:.1%} (marked *)"
+    if fit.spread is not None:
+        yield f"residuals {fit.spread:.1%}"
 
 
 def format_ms(seconds: float) -> str:
@@ -112,19 +116,6 @@ def _number(seconds: float) -> str:
     return f"{ms:.0f}" if ms >= 99.95 else f"{ms:.3g}"
 
 
-def _sends(cell: Cell) -> bool:
-    return cell.measured.workers > 1
-
-
-def _rate(cell: Cell) -> str | None:
-    return None if cell.measured.rate is None else format_bits(cell.measured.rate)
-
-
-def _speed(cell: Cell) -> str | None:
-    found = cell.examples_per_second
-    return None if found is None else format_count(found)
-
-
 def _error(cell: Cell, study: Study) -> str | None:
     """Return the error of a fit or a prediction; a fit without freedom has none to show."""
     if cell.error is None or not (cell.is_held_out or any(f.spread for f in study.fits.values())):
@@ -132,6 +123,6 @@ def _error(cell: Cell, study: Study) -> str | None:
     return f"{cell.error:+.1%}{' *' if cell.is_held_out else ''}"
 
 
-def _interval(it: Predicted) -> str | None:
-    low, high = it.prediction.low, it.prediction.high
+def _interval(predicted: Predicted) -> str | None:
+    low, high = predicted.prediction.low, predicted.prediction.high
     return None if low is None or high is None else f"{format_ms(low)} – {format_ms(high)}"

@@ -43,21 +43,21 @@ class Site:
 
     def app(self) -> Starlette:
         """Return the application; `security.Guard` decides who may use it."""
-        one = "/runs/{run_id}"
+        run = "/runs/{run_id}"
         pages = [
             Route("/", self._list_page),
-            Route(one, self._run_page),
+            Route(run, self._run_page),
             Route("/compare", self._compare_page),
         ]
         api = [
             Route("/api/runs", self._list),
             Route("/api/compare", self._compare),
             Route("/api/stream", self._list_stream),
-            Route(f"/api{one}", self._run),
-            Route(f"/api{one}/history", self._history),
-            Route(f"/api{one}/logs", self._logs),
-            Route(f"/api{one}/stream", self._run_stream),
-            Route(f"/api{one}/stop", self._stop, methods=["POST"]),
+            Route(f"/api{run}", self._run),
+            Route(f"/api{run}/history", self._history),
+            Route(f"/api{run}/logs", self._logs),
+            Route(f"/api{run}/stream", self._run_stream),
+            Route(f"/api{run}/stop", self._stop, methods=["POST"]),
         ]
         static = Mount("/static", StaticFiles(directory=rendering.STATIC, check_dir=False))
         handlers: dict[Any, Callable[..., Response | Awaitable[Response]]] = {
@@ -174,12 +174,12 @@ def _number(request: Request, name: str, *, least: int = 0, most: int = 1 << 48)
 
 async def _body(request: Request) -> dict[str, Any]:
     """Return the JSON object that a request sent; empty without one. Raises UsageError."""
-    found = b""
+    body = b""
     async for chunk in request.stream():
-        found += chunk
-        if len(found) > MAX_BODY_BYTES:
+        body += chunk
+        if len(body) > MAX_BODY_BYTES:
             raise HTTPException(413, "the request is too large")
     try:
-        return foreign_json.parse_json_object(found) if found else {}
+        return foreign_json.parse_json_object(body) if body else {}
     except ValueError as error:
         raise UsageError(f"the request is not a JSON object: {error}") from error

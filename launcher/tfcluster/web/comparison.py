@@ -17,7 +17,13 @@ from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.series import History, read_history
 from tfcluster.rundir.snapshot import RunSnapshot, to_json_numbers
 from tfcluster.ui import history
-from tfcluster.ui.formats import format_bytes, format_count, format_duration, format_value
+from tfcluster.ui.formats import (
+    format_bytes,
+    format_count,
+    format_duration,
+    format_known,
+    format_value,
+)
 from tfcluster.ui.render import Grid
 from tfcluster.web.run_data import RunFiles, read_files
 
@@ -137,9 +143,9 @@ class Comparison:
         for count in range(len(runs), 0, -1):
             chunks = [runs[start : start + count] for start in runs[::count]]
             for most in _CUTS:
-                found = [self._table(chunk, most) for chunk in chunks]
-                if all(_width(table) <= width for table in found):
-                    return found
+                tables = [self._table(chunk, most) for chunk in chunks]
+                if all(table.width <= width for table in tables):
+                    return tables
         return [self._table((run,), _CUTS[-1]) for run in runs]
 
     def _table(self, runs: Sequence[int], most: int) -> Grid:
@@ -162,15 +168,10 @@ def compare(runs: Sequence[RunPaths], *, now: float) -> Comparison:
         numbers=(Row("status", tuple(map(_status, files))), *_numbers(results)),
         circumstances=tuple(_circumstances([file.snapshot for file in files])),
         settings=tuple(
-            Row(name, tuple(found.get(name, "–") for found in settings))
-            for name in dict.fromkeys(name for found in settings for name in found)
+            Row(name, tuple(of_run.get(name, "–") for of_run in settings))
+            for name in dict.fromkeys(chain.from_iterable(settings))
         ),
     )
-
-
-def _width(table: Grid) -> int:
-    columns = zip(table.headers, *table.rows, strict=True)
-    return sum(max(map(len, column)) + 2 for column in columns) - 2
 
 
 def _end(text: str, most: int) -> str:
@@ -193,8 +194,8 @@ def _numbers(results: Sequence[Results]) -> Iterator[Row]:
         if name == "step":
             names = dict.fromkeys(metric for run in results for metric in run.metrics)
             for metric in list(names)[:_MOST_METRICS]:
-                found = [run.metrics.get(metric) for run in results]
-                yield from _row(metric, [None if v is None else format_value(v) for v in found])
+                values = [run.metrics.get(metric) for run in results]
+                yield from _row(metric, [format_known(value, format_value) for value in values])
 
 
 def _row(name: str, values: Sequence[str | None]) -> Iterator[Row]:
@@ -207,34 +208,24 @@ def _status(files: RunFiles) -> str:
     return files.status.replace("_", " ") + (f" ({code})" if code else "")
 
 
-def _or_none(form: Callable[[float], str]) -> Callable[[float | None], str | None]:
-    return lambda value: None if value is None else form(value)
-
-
 _NUMBERS: Final[Mapping[str, Callable[[Results], str | None]]] = {
-    "duration": lambda run: _or_none(format_duration)(run.duration_s),
-    "first step": lambda run: _or_none(format_duration)(run.first_step_s),
-    "step": lambda run: _or_none("{:,}".format)(run.step),
-    "examples/s on average": lambda run: _or_none(format_count)(run.examples_per_second),
-    "steps/s on average": lambda run: _or_none(format_count)(run.steps_per_second),
+    "duration": lambda run: format_known(run.duration_s, format_duration),
+    "first step": lambda run: format_known(run.first_step_s, format_duration),
+    "step": lambda run: format_known(run.step, "{:,}".format),
+    "examples/s on average": lambda run: format_known(run.examples_per_second, format_count),
+    "steps/s on average": lambda run: format_known(run.steps_per_second, format_count),
     "restarts": lambda run: str(run.restarts),
-    "peak memory": lambda run: _or_none(format_bytes)(run.peak_memory_bytes),
+    "peak memory": lambda run: format_known(run.peak_memory_bytes, format_bytes),
     "checkpoint": lambda run: run.checkpoint,
 }
 
 
 def _circumstances(states: Sequence[RunSnapshot]) -> Iterator[Row]:
     yield from _row("reason", [history.format_short_reason(state) for state in states])
-    yield from _row("started", [_format_time(state.started_at) for state in states])
+    starts = [time.localtime(state.started_at) for state in states]
+    yield from _row("started", [time.strftime("%Y-%m-%d %H:%M:%S", start) for start in starts])
     yield from _row("host", [state.host for state in states])
     yield from _row("tasks", [str(len(state.tasks)) for state in states])
-
-
-def _format_time(seconds: float) -> str | None:
-    try:
-        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
-    except (OverflowError, ValueError, OSError):  # of a damaged state
-        return None
 
 
 def _settings(files: RunFiles, past: History) -> Iterator[tuple[str, str]]:
@@ -263,13 +254,13 @@ def _options(name: str, words: Sequence[str]) -> Iterator[tuple[str, str]]:
 
     Words before the first option belong to `name`.
     """
-    found: dict[str, list[str]] = {}
+    options: dict[str, list[str]] = {}
     option = name
     for word in words:
         if word.startswith("--"):
             option, equals, value = word.partition("=")
-            found[option] = [value] if equals else []
+            options[option] = [value] if equals else []
         else:
-            found.setdefault(option, []).append(word)
-    for option, values in found.items():
+            options.setdefault(option, []).append(word)
+    for option, values in options.items():
         yield option, " ".join(values) or "set"

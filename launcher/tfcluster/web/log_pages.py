@@ -106,11 +106,11 @@ def read_page(paths: RunPaths, snapshot: RunSnapshot, query: Query) -> dict[str,
     files = _find_files(paths, snapshot, query)
     begin = _parse_cursor(query.cursor, files)
     chosen = {key: files[key] for key in begin}
-    found, hidden, end = _merge(chosen, begin, query)
+    lines, hidden, end = _merge(chosen, begin, query)
     first, last = (end, begin) if query.backward else (begin, end)
     behind = sum(max(0, file.size - last[key]) for key, file in chosen.items())
     return {
-        "lines": [_describe(file, line) for file, line in found],
+        "lines": [_describe(file, line) for file, line in lines],
         "hidden": hidden,
         "before": _format_cursor(first) if any(first.values()) else None,
         "after": _format_cursor(last),
@@ -124,14 +124,14 @@ def read_page(paths: RunPaths, snapshot: RunSnapshot, query: Query) -> dict[str,
 def _find_files(paths: RunPaths, snapshot: RunSnapshot, query: Query) -> dict[str, _File]:
     """Return the log files that a page may be about, by their keys."""
     label = None if query.task is None else find_label(snapshot, query.task)
-    logs, found = RunLogs(paths.logs), list[_File]()
+    logs, files = RunLogs(paths.logs), list[_File]()
     for log in logs.discover():
         is_asked = query.attempt in (None, log.attempt) and label in (None, log.label)
         if is_asked and is_own(log.path.parent, is_folder=True) and is_own(log.path):
             with contextlib.suppress(FileNotFoundError):  # `tfcluster rm` meanwhile
-                found.append(_open(log, snapshot, log is logs.tasks[log.label].newest))
-    found.sort(key=lambda file: (file.log.attempt, rank(file.label)))
-    return {file.key: file for file in found}
+                files.append(_open(log, snapshot, log is logs.tasks[log.label].newest))
+    files.sort(key=lambda file: (file.log.attempt, rank(file.label)))
+    return {file.key: file for file in files}
 
 
 def _open(log: TaskLog, snapshot: RunSnapshot, is_newest: bool) -> _File:
@@ -190,17 +190,17 @@ def _merge(
 
     for place, key in enumerate(files):
         advance(key, sign * place)
-    found, hidden = list[tuple[_File, _Line]](), 0
-    while heads and len(found) < min(query.lines, MOST_LINES):
+    shown, hidden = list[tuple[_File, _Line]](), 0
+    while heads and len(shown) < min(query.lines, MOST_LINES):
         _, place, key, line = heapq.heappop(heads)
         if line.is_hidden:
             hidden += 1
         else:
-            found.append((files[key], line))
+            shown.append((files[key], line))
         advance(key, place)
     for _, _, key, line in heads:  # read, but not part of this page
         end[key] = line.end if query.backward else line.start
-    return found[::sign], hidden, end
+    return shown[::sign], hidden, end
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,10 +262,14 @@ def _read_backward(reading: _Reading) -> Iterator[_Line]:
 
 def _describe(file: _File, line: _Line) -> dict[str, Any]:
     text = sanitize(line.text[:_SHOWN_BYTES].replace(b"\n", b"") + b"\n", colours=False)
-    found: dict[str, Any] = {"task": file.label, "attempt": file.log.attempt, "offset": line.start}
-    found |= {"text": text.decode()[:-1]}
+    described: dict[str, Any] = {
+        "task": file.label,
+        "attempt": file.log.attempt,
+        "offset": line.start,
+    }
+    described |= {"text": text.decode()[:-1]}
     if (time := file.known_time(line)) is not None:
-        found["time"] = time
+        described["time"] = time
     if len(line.text) > _SHOWN_BYTES:
-        found["cut"] = line.end - line.start
-    return found
+        described["cut"] = line.end - line.start
+    return described

@@ -83,9 +83,9 @@ def bundle(entry: str) -> str:
 @functools.cache
 def _environment() -> Environment:
     loader = FileSystemLoader(_FOLDER / "templates")
-    found = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
-    found.globals["version"] = __version__
-    return found
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
+    environment.globals["version"] = __version__
+    return environment
 
 
 def _template(page: str) -> Any:

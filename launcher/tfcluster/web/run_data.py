@@ -78,16 +78,16 @@ class RunIndex:
 
     def rows(self) -> list[dict[str, Any]]:
         """Return one row for each run, newest first."""
-        found: dict[str, dict[str, Any]] = {}
+        rows: dict[str, dict[str, Any]] = {}
         with self._lock:
             for name in _names(self.folder):
                 paths = RunPaths.of(name, self.home)
                 if is_own(paths.root, is_folder=True) and (row := self._row(paths)):
-                    found[name] = row
-            for name in self._files.keys() - found.keys():
+                    rows[name] = row
+            for name in self._files.keys() - rows.keys():
                 del self._files[name]
                 self._rows.pop(name, None)
-        return sorted(found.values(), key=lambda row: row["started_at"] or 0.0, reverse=True)
+        return sorted(rows.values(), key=lambda row: row["started_at"] or 0.0, reverse=True)
 
     def _row(self, paths: RunPaths) -> dict[str, Any]:
         """Return the row of a run; empty for one that may just begin."""
@@ -261,8 +261,8 @@ def describe_report(paths: RunPaths, *, now: float) -> dict[str, Any]:
 
 def describe_history(paths: RunPaths, *, most: int = 600) -> dict[str, Any]:
     """Return the curves of a run, each with at most `most` points, and its timeline."""
-    found = series.read_history(paths, most=most).to_json()
-    return found | {"timeline": [describe_moment(moment) for moment in found["timeline"]]}
+    history = series.read_history(paths, most=most).to_json()
+    return history | {"timeline": [describe_moment(moment) for moment in history["timeline"]]}
 
 
 def describe_moment(event: Mapping[str, Any]) -> dict[str, Any]:
@@ -285,13 +285,13 @@ def _describe_plan(files: RunFiles) -> dict[str, Any]:
 
 
 def _describe_task(plan: Plan, task_id: TaskId) -> dict[str, Any]:
-    found: dict[str, Any] = to_json(plan_view.task_json(plan, task_id))
-    config = next((v["value"] for v in found["env"] if v["name"] == "TF_CONFIG"), None)
+    described: dict[str, Any] = to_json(plan_view.task_json(plan, task_id))
+    config = next((v["value"] for v in described["env"] if v["name"] == "TF_CONFIG"), None)
     try:
-        found["tf_config"] = None if config is None else foreign_json.parse_json_object(config)
+        described["tf_config"] = None if config is None else foreign_json.parse_json_object(config)
     except ValueError:
-        found["tf_config"] = None
-    return found | {"start": plan_view.start_line(plan.task(task_id))}
+        described["tf_config"] = None
+    return described | {"start": plan_view.start_line(plan.task(task_id))}
 
 
 def _describe_diagnosis(paths: RunPaths, snapshot: RunSnapshot) -> dict[str, Any] | None:
@@ -302,8 +302,10 @@ def _describe_diagnosis(paths: RunPaths, snapshot: RunSnapshot) -> dict[str, Any
     cause = history.root_cause(snapshot)
     if cause is not None:
         log, lines_of = history.log_of_cause(snapshot), cause.get("task")
-        found = {name: cause.get(name) for name in ("task", "attempt", "reason", "hint", "docs")}
-        found |= {
+        described = {
+            name: cause.get(name) for name in ("task", "attempt", "reason", "hint", "docs")
+        }
+        described |= {
             "how": format_exit(cause.get("exit_code"), cause.get("signal")),
             "collateral": history.collateral(snapshot),
             "text": [*history.format_fix(cause), *history.format_consequences(snapshot)],
@@ -314,7 +316,7 @@ def _describe_diagnosis(paths: RunPaths, snapshot: RunSnapshot) -> dict[str, Any
             return None
         chief = min(snapshot.tasks, key=lambda task: rank(task.task), default=None)
         log, lines_of = (chief.log, chief.task) if chief is not None else (None, None)
-        found = {
+        described = {
             "task": None,
             "reason": snapshot.reason or message,
             "text": [f"→ {snapshot.hint or fix}"],
@@ -322,4 +324,4 @@ def _describe_diagnosis(paths: RunPaths, snapshot: RunSnapshot) -> dict[str, Any
     path = paths.root / (log or "")
     is_inside = path.resolve().is_relative_to(paths.root.resolve())  # the state may be foreign
     lines = excerpt(path, _LAST_LINES) if is_inside and is_own(path) else ()
-    return found | {"log": log, "lines_of": lines_of, "lines": lines}
+    return described | {"log": log, "lines_of": lines_of, "lines": lines}

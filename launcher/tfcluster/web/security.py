@@ -85,8 +85,8 @@ class Strangers:
 
     def remove(self, client: object) -> None:
         """Forget a connection that has shown a key or has ended; do nothing for others."""
-        if (found := self._waiting.pop(client, None)) is not None:
-            found[1].cancel()
+        if (waiting := self._waiting.pop(client, None)) is not None:
+            waiting[1].cancel()
 
     def _end(self, client: object) -> None:
         transport, _ = self._waiting[client]

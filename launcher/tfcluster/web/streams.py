@@ -121,8 +121,8 @@ def _describe_events(lines: Iterable[bytes]) -> list[bytes]:
                 points.append(record)
             elif kind in series.TIMELINE:
                 moments.append(describe_moment(series.cut(record)))
-    found = [("progress", points), ("timeline", moments)]
-    return [frame(event, records) for event, records in found if records]
+    groups = [("progress", points), ("timeline", moments)]
+    return [frame(event, records) for event, records in groups if records]
 
 
 def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
@@ -188,10 +188,10 @@ class _Viewer:
         while True:
             self.news.clear()
             if self.waiting:
-                found = b"".join(self.waiting)
+                block = b"".join(self.waiting)
                 self.waiting.clear()
                 self.size = 0
-                yield found
+                yield block
             elif self.has_ended:
                 return
             else:

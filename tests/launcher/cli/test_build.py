@@ -15,7 +15,7 @@ import pytest
 
 from tfcluster.backends.docker import worker_image
 from tfcluster.backends.docker.worker_image import Pin
-from tfcluster.cli.build import command
+from tfcluster.cli.tools import build
 from tfcluster.errors import SetupError, UsageError
 
 ROOT = Path(__file__).parents[3]
@@ -66,7 +66,7 @@ class Fake:
 
     def build(self, *args: str) -> dict[str, Any]:
         """Run `tfcluster build` and return what docker received."""
-        command.main(list(args), standalone_mode=False)
+        build.main(list(args), standalone_mode=False)
         recorded: dict[str, Any] = json.loads((self.folder / "recorded.json").read_text())
         return recorded
 

@@ -13,7 +13,7 @@ from tests.launcher.backends.test_job_watch import Fake, submitted
 from tests.launcher.conftest import plan_of
 
 from tfcluster.backends import jobs
-from tfcluster.cli.tensorboard import command
+from tfcluster.cli.results import tensorboard as command
 from tfcluster.coordinator.curves import tensorboard_server
 from tfcluster.errors import InterpreterError
 from tfcluster.rundir.paths import RunPaths

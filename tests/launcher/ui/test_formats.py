@@ -6,13 +6,12 @@ import math
 
 import pytest
 
-from tfcluster.ui.figure_text import format_metric
+from tfcluster.ui.figure_text import format_metric, format_metrics
 from tfcluster.ui.formats import (
     cut_to_columns,
     format_bytes,
     format_duration,
     format_exit,
-    format_metrics,
     format_rate,
     format_value,
 )
@@ -90,9 +89,7 @@ def test_a_value_of_a_metric_is_short(value: float, text: str) -> None:
 
 
 def test_metrics_are_as_short_everywhere() -> None:
-    assert format_metrics({"loss": 12_345.0, "lr": math.nan, "more": 1.0}, 2) == [
-        "loss 12.35k",
-        "lr NaN",
-    ]
+    metrics = {"loss": 12_345.0, "lr": math.nan, "more": 1.0}
+    assert format_metrics(metrics, 2) == "loss 12.35k, lr NaN"
     assert format_metric("loss", 12_345.0) == "loss 12.35k"
     assert format_bytes(math.nan) == "NaN"

@@ -20,7 +20,7 @@ from tests.launcher.ui.test_looking_commands import (  # noqa: F401
     tfcluster,
 )
 
-from tfcluster.cli.logs import parse_moment
+from tfcluster.cli.watching import parse_moment
 from tfcluster.errors import UsageError
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.ui.lines import format_stamp

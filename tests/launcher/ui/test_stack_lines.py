@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tfcluster.ui.stack_lines import format_stacks
+from tfcluster.ui.history import format_stacks
 
 FRAMES = [
     {"file": "/home/me/train.py", "line": 3, "function": "load", "code": "time.sleep(9)"},
