@@ -98,16 +98,6 @@ def test_a_different_tensorflow_on_one_of_three_hosts_is_named(three: Office) ->
     assert row.count("✗") == 1
 
 
-def test_a_python_without_tensorflow_is_reported_as_one_problem(three: Office) -> None:
-    three.spec()
-    bare = {"python": "/usr/bin/python3", "env": {"PYTHONPATH": ""}}
-    runtime = on(three, **{three.hosts[1].name: bare})
-    said = refused(three.up(three.spec("import tensorflow", runtime=runtime)))
-    odd = three.hosts[1].address
-    assert f"{odd}: its Python has no TensorFlow\n  → name a Python that has it" in said
-    assert f"{odd}: Keras" not in said
-
-
 def test_one_port_blocked_between_two_of_three_hosts_is_named_from_both_sides(
     three: Office,
 ) -> None:

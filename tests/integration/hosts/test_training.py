@@ -13,8 +13,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from tests.integration.jobs.lab import PYTHONS, SPECS
-from tests.lab.machines import Lab, Machine
+from tests.integration.jobs.lab import PYTHONS
+from tests.lab.machines import Lab
 
 from .office import Office, Run, until
 
@@ -185,74 +185,6 @@ def test_the_checkpoint_of_three_hosts_gives_the_same_metrics_at_the_desk(
         assert logged(run, task, "test loss") == [pytest.approx(loss, abs=1e-5)]
 
 
-def test_two_workers_on_each_host_train_to_the_same_numbers(gangs: Gangs) -> None:
-    expected = gangs.small(1, "tf215")
-    run = gangs.small(2, "tf215")
-    assert len(run.of_type("node_connected")) == 3
-    assert run.of_type("checkpoint_gathered")[-1]["step"] == 4
-    for task in tasks(6):
-        assert losses(run, task) == pytest.approx(losses(expected), abs=1e-4)
-        assert logged(run, task, "test loss") == pytest.approx(
-            logged(expected, "worker:0", "test loss"), abs=1e-4
-        )
-
-
-def test_hosts_train_to_the_same_numbers_as_two_workers_on_one_machine(gangs: Gangs) -> None:
-    expected = gangs.small(1, "tf215")
-    data = gangs.hosts[0].root / "tensorflow_datasets"
-    run = gangs.office.up(
-        SPECS / "localhost-2w.json",
-        f"--python={PYTHONS['tf215']}",
-        *("--", "--epochs=2", *SMALL),
-        env={"TFDS_DATA_DIR": str(data)},
-    )
-    run.name = "localhost-2w"
-    gangs.finish(run)
-    assert losses(run) == pytest.approx(losses(expected), abs=1e-4)
-    assert logged(run, "worker:0", "test loss") == pytest.approx(
-        logged(expected, "worker:0", "test loss"), abs=1e-4
-    )
-
-
-def test_no_step_is_lost_while_ssh_to_a_host_is_cut(gangs: Gangs) -> None:
-    run = gangs.cut_off_for_a_while()
-    assert gangs.steps_meanwhile >= 10
-    assert not run.of_type("restarting")
-    assert {event["attempt"] for event in run.of_type("progress")} == {1}
-    for task in tasks(3):
-        assert len(losses(run, task)) == EPOCHS
-        assert step_of(run, task) == 2 * EPOCHS
-    assert run.of_type("checkpoint_gathered")[-1]["step"] == 2 * EPOCHS
-
-
-def test_after_a_kill_on_one_host_all_resume_at_the_step_that_the_chief_saved(
-    gangs: Gangs,
-) -> None:
-    run = gangs.start_long(pause_s=0.3)
-    kill_task(gangs.hosts[2])
-    gangs.finish(run)
-    assert_resumes_at_one_step(gangs, run)
-    (diagnosis,) = run.of_type("diagnosis")
-    assert diagnosis["root_cause"]["task"] == "worker:2"
-    assert "SIGKILL" in diagnosis["root_cause"]["reason"]
-
-
-def test_after_a_cut_of_tensorflows_connections_the_gang_restarts(gangs: Gangs) -> None:
-    run = gangs.start_long(pause_s=0.3)
-    first, second, third = gangs.hosts
-    for other in (first, second):
-        gangs.lab.block(other, third)
-    try:
-        diagnosis = run.wait_for_event("diagnosis")
-    finally:
-        for other in (first, second):
-            gangs.lab.unblock(other, third)
-    gangs.finish(run)
-    assert_resumes_at_one_step(gangs, run)
-    assert f"link to host {third.address} lost" in diagnosis["root_cause"]["reason"]
-    assert not run.of_type("node_unreachable")
-
-
 def test_a_gang_that_shrinks_and_grows_again_trains_to_the_same_numbers(gangs: Gangs) -> None:
     expected, third = gangs.cut_off_for_a_while(), gangs.hosts[2]
     release = str(gangs.office.desk / "release")
@@ -282,19 +214,6 @@ def test_a_gang_that_shrinks_and_grows_again_trains_to_the_same_numbers(gangs: G
         assert logged(run, task, "test loss", 3) == pytest.approx(
             logged(expected, task, "test loss"), abs=1e-4
         )
-
-
-def assert_resumes_at_one_step(gangs: Gangs, run: Run) -> None:
-    """Assert rule 8 of the design, and the losses of a run without a restart."""
-    (restarting,) = run.of_type("restarting")
-    saved = restarting["from_step"]
-    assert saved >= 2
-    again = [event for event in run.of_type("progress") if event["attempt"] == 2]
-    expected = losses(gangs.cut_off_for_a_while())
-    for task in tasks(3):
-        steps = [event["step"] for event in again if event["task"] == task]
-        assert (steps[0], steps[-1]) == (saved + 1, 2 * EPOCHS)
-        assert losses(run, task, attempt=2) == pytest.approx(expected[saved // 2 :], abs=1e-4)
 
 
 def tasks(count: int) -> list[str]:
@@ -328,12 +247,3 @@ def restore(gangs: Gangs, python: Path, checkpoint: str) -> list[float]:
     )
     assert done.returncode == 0, done.stderr
     return [float(number) for number in done.stdout.split()]
-
-
-def kill_task(host: Machine) -> None:
-    """Kill the host's task with SIGKILL, as the kernel would."""
-    found = [pid for pid, words in host.processes().items() if "tfcluster_workers/boot.py" in words]
-    assert found
-    for pid in found:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)

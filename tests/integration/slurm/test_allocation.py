@@ -280,16 +280,6 @@ def test_a_frozen_node_is_lost_and_never_a_success(site: Site, other: Site) -> N
     assert not left_files(site, "n1")
 
 
-def test_a_gang_that_loses_a_node_continues_with_fewer_workers(site: Site) -> None:
-    run = at_work(site, **RESTARTS, min_workers=1)
-    site.cluster.power_off("n2")
-    run.wait_for_event("restarting")
-    site.write("finish", "")
-    assert run.end() == 0, run.said
-    assert run.of_type("restarting")[-1]["members"] == ["worker:0"]
-    assert not left_files(site, "n1")
-
-
 SLOW = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + WORK
 
 

@@ -210,19 +210,6 @@ def test_a_frozen_node_is_replaced_where_the_gang_cannot_shrink(
     job.wait_for("interrupted")
 
 
-def test_slurm_starts_a_run_again_that_has_lost_the_node_of_its_coordinator(
-    cluster: SlurmCluster, site: Site
-) -> None:
-    job = submitted(site, slurm={"nodes": 1})
-    cluster.power_off("n1")
-    job.train(2)
-    assert job.state["restarts"] == []
-    hosts = [event["hosts"] for event in job.run.of_type("nodes_allocated")]
-    assert hosts == [{"node-0": "n1"}, {"node-0": "n2"}]
-    cluster("scancel", job.id)
-    job.wait_for("interrupted")
-
-
 def test_a_run_that_can_shrink_is_queued_again_if_it_loses_the_node_of_its_coordinator(
     cluster: SlurmCluster, site: Site
 ) -> None:
