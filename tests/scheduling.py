@@ -53,7 +53,6 @@ EXTENDED_WITH_TENSORFLOW = (
     *("tests/matrix/", "tests/parity/test_parity.py", "tests/upstream/"),
     *(f"tests/workers/test_keras3.py::test_{name}" for name in ("two", "an", "the", "a_changed")),
     "tests/workers/test_estimator.py",
-    "tests/integration/test_official_tutorial.py::test_an_older_tensorflow",
     "tests/integration/jobs/test_custom_loop.py::test_every_keras",
     "tests/integration/jobs/test_custom_loop.py::test_steps",
     "tests/integration/jobs/test_custom_loop.py::test_a_preempted",

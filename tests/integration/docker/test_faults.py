@@ -159,19 +159,6 @@ def test_a_daemon_that_is_down_for_a_while_stops_no_task(
     dockerd.restart(live_restore=False)
 
 
-def test_a_daemon_that_ends_its_containers_costs_a_restart(
-    dockerd: Dockerd, shell: CommandLine
-) -> None:
-    harbor = Harbor(shell, dockerd.docker)
-    run = harbor.up(harbor.spec(count=3, lasts=True, supervision={"backoff_s": 0}))
-    run.wait_for_line("line 5")
-    dockerd.restart()
-    ended(run)
-    assert "its container" in reason_of_restart(run)
-    assert len(of_type(run, "restarting")) == 1
-    assert harbor.left() == []
-
-
 def test_a_daemon_that_does_not_come_back_ends_the_run(
     dockerd: Dockerd, shell: CommandLine
 ) -> None:
@@ -250,13 +237,6 @@ def assert_removed_by_the_sweeper(harbor: Harbor, run: Live) -> None:
     # The sweeper checks twice: an order may have been under way when the coordinator was killed.
     wait_for(lambda: not sweepers(run.run_id), what="the sweeper has ended")
     assert harbor.shell.run("down", run.run_id).code == 0
-
-
-def test_a_killed_coordinator_leaves_nothing(harbor: Harbor) -> None:
-    run = harbor.up(harbor.spec(lasts=True))
-    run.wait_for_line("line 3")
-    os.kill(run.state()["pid"], signal.SIGKILL)
-    assert_removed_by_the_sweeper(harbor, run)
 
 
 def test_containers_that_a_killed_sweeper_left_are_shown_and_removed_by_label(

@@ -183,22 +183,6 @@ with open(folder + "/ckpt-1.index", "wb") as file:  # as TensorFlow's end
 """
 
 
-def test_checkpoints_that_are_not_gathered_can_be_fetched_from_the_containers(
-    harbor: Harbor,
-) -> None:
-    run = ended(harbor.up(harbor.spec(SAVE), "--no-gather"))
-    said = " ".join(run.said().split())
-    chief = harbor.container(run, "worker-0")
-    command = said.partition("are on worker-0: ")[2].partition(" . ")[0]
-    assert command.startswith(f"docker cp {chief}:/"), said
-    fetched = harbor.shell.root / "fetched"
-    harbor.docker("cp", command.split()[2], str(fetched))
-    assert (fetched / "ckpt-1.data-00000-of-00001").read_text() == "weights"
-    assert f"the containers stay: {chief}" in said
-    done = harbor.shell.run("down", run.run_id)
-    assert done.code == 0, done.err
-
-
 def test_a_checkpoint_is_gathered_from_a_container(harbor: Harbor) -> None:
     run = ended(harbor.up(harbor.spec(SAVE)))
     (gathered,) = of_type(run, "checkpoint_gathered")

@@ -250,12 +250,8 @@ def test_after_an_srun_was_killed_its_node_gets_a_new_agent(site: Site) -> None:
     assert not left_files(site)
 
 
-@pytest.mark.parametrize("where", ["site", "uneven"])
-def test_after_a_kill_of_the_coordinator_no_task_lives(
-    where: str, request: pytest.FixtureRequest
-) -> None:
+def test_after_a_kill_of_the_coordinator_no_task_lives(site: Site) -> None:
     """The job goes on, so that Slurm ends nothing."""
-    site: Site = request.getfixturevalue(where)
     stays = ("sh", "-c", '"$@"; until [ -e finish ]; do sleep 0.1; done', "-")
     run = at_work(site, within=(*SALLOC, *stays))
     os.kill(coordinator(site), signal.SIGKILL)
