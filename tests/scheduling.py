@@ -7,7 +7,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 TOGETHER = {
     "tests/integration/test_packaging.py": "packaging",
-    "tests/integration/test_killed.py::test_ten_of_ten_kills_leave_no_process": "kills",
+    "tests/integration/test_killed.py::test_five_of_five_kills_leave_no_process": "kills",
     "tests/integration/faults/test_thieves.py": "kills",
     "tests/integration/test_output.py::test_every_line_of_four_workers": "throughput",
     "tests/launcher/agent/tasks/test_output.py::test_four_tasks_with_much_output": "throughput",

@@ -81,12 +81,6 @@ def test_a_cell_runs_on_the_workers_and_shares_only_what_is_named(notebook: Note
     assert notebook.run("print(x, y, z)").text == "5 not sent 6\n"
 
 
-def test_a_function_has_the_live_view_of_a_cell(notebook: Notebook) -> None:
-    done = notebook.run("result = tfcluster.run(lambda: print('in', os.environ['TFCLUSTER_TASK']))")
-    assert {"worker:0 │ in worker:0", "worker:1 │ in worker:1"} < {*done.text.splitlines()}
-    assert re.search(r"succeeded \d\.\d s$", done.text, re.MULTILINE)
-
-
 def test_only_the_last_lines_of_a_cell_are_shown(notebook: Notebook) -> None:
     done = notebook.run("%%tfcluster -n 1\nfor n in range(100): print(n)")
     lines = done.text.splitlines()
@@ -120,12 +114,6 @@ def test_a_mistake_is_shown_without_traceback(
     done = notebook.run(f"%%tfcluster -n 1 {line}\n{cell}")
     assert error in done.shown
     assert "launcher/tfcluster" not in done.shown
-
-
-def test_help_lists_the_options(notebook: Notebook) -> None:
-    done = notebook.run("%%tfcluster --help\n1")
-    assert "--push A,B" in done.text
-    assert done.error == ""
 
 
 def test_an_interrupt_stops_the_workers(notebook: Notebook) -> None:
@@ -248,9 +236,8 @@ def test_ipython_in_a_terminal_shows_a_failure_in_its_width(shell: CommandLine) 
 @pytest.mark.tensorflow
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("tensorflow", PYTHONS)
-def test_the_notebook_of_the_documentation(tensorflow: str) -> None:
-    python = PYTHONS[tensorflow]
+def test_the_notebook_of_the_documentation() -> None:
+    python = PYTHONS["newest"]
     with a_notebook() as notebook:
         outputs = []
         for cell in cells_of(PAGE):

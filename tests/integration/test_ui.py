@@ -244,14 +244,6 @@ def test_a_page_on_another_port_reads_nothing_and_stops_nothing(shell: CommandLi
     assert shell.run("down", "--now").code == 0
 
 
-def test_without_a_screen_open_says_so_and_the_page_is_served(shell: CommandLine) -> None:
-    for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"):
-        shell.env.pop(name, None)
-    with serving(shell, "--open") as server:
-        assert server.get("/api/runs") == {"runs": []}
-        assert "no browser can be started here" in server.end()
-
-
 def test_without_its_packages_the_command_names_the_line_that_installs_them(
     shell: CommandLine,
 ) -> None:
