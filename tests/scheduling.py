@@ -16,7 +16,6 @@ TOGETHER = {
     "tests/integration/kubernetes/test_faults_lab.py": "kubernetes faults",
     "tests/integration/kubernetes/test_faults_submitted.py": "kubernetes faults",
     "tests/integration/kubernetes/test_lab.py": "kubernetes lab",
-    "tests/integration/hosts/test_many.py": "many hosts",
     "tests/integration/hosts/test_stand_ins.py": "many hosts",
     "tests/launcher/test_api.py": "api",
     "tests/integration/test_notebook.py": "notebook",  # they share one kernel

@@ -260,19 +260,6 @@ def test_without_its_packages_the_command_names_the_line_that_installs_them(
         assert "Traceback" not in done.stderr
 
 
-def test_nothing_that_is_sent_to_the_port_ends_the_server(shell: CommandLine) -> None:
-    with serving(shell) as server:
-        host, _, port = server.place.partition(":")
-        for garbage in (b"\0" * 100_000, b"GET / HTTP/9\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n",
-                        b"GET /" + b"a" * 400_000, b"\x16\x03\x01", b""):  # fmt: skip
-            with socket.create_connection((host, int(port)), HANG_S) as connection:
-                connection.sendall(garbage)
-
-        assert server.get("/api/runs")["runs"] == []
-        printed = server.end()
-        assert "Traceback" not in printed
-
-
 def test_idle_connections_of_others_neither_exhaust_the_page_nor_print(
     shell: CommandLine,
 ) -> None:
