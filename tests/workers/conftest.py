@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
+from tests.integration.live import free_ports
 
 REPOSITORY = Path(__file__).parents[2]
 WORKERS = REPOSITORY / "workers"
@@ -153,14 +154,6 @@ def python(request: pytest.FixtureRequest) -> str:
         if subprocess.run([candidate, "-c", ""], capture_output=True, check=False).returncode == 0:
             return candidate
     pytest.skip("no Python 3.9 on PATH or in ~/.pyenv")
-
-
-def free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        held = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for sock in held:
-            sock.bind(("127.0.0.1", 0))
-        return [sock.getsockname()[1] for sock in held]
 
 
 def tf_configs(tasks: Sequence[str]) -> dict[str, dict[str, str]]:

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.integration.live import free_ports
 
 from tfcluster_workers import reporting
 from tfcluster_workers.errors import ClusterChangedError, NotServingError
 from tfcluster_workers.hooks import cluster_check, keras_hooks, tf_config_changes, training_facts
 
-from .conftest import PYTHONS, Boot, free_ports
+from .conftest import PYTHONS, Boot
 
 TWO = {"worker": ["127.0.0.1:5001", "127.0.0.1:5002"]}
 GIVEN = {"cluster": TWO, "task": {"type": "worker", "index": 1}}

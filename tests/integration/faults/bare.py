@@ -17,13 +17,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tests.integration.faults.seen import Observation, observe
+from tests.integration.live import free_ports
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
@@ -117,14 +118,6 @@ def clean_environment() -> dict[str, str]:
     dropped = ("TF_CONFIG", "PYTHONPATH")
     kept = {n: v for n, v in os.environ.items() if n not in dropped and "TFCLUSTER" not in n}
     return kept | {"CUDA_VISIBLE_DEVICES": "-1", "PYTHONUNBUFFERED": "1"}
-
-
-def free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        held = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for sock in held:
-            sock.bind(("127.0.0.1", 0))
-        return [int(sock.getsockname()[1]) for sock in held]
 
 
 # -- situations: each returns the observations of its tasks --------------------------------------

@@ -60,7 +60,7 @@ class Job:
 
     @property
     def state(self) -> dict[str, Any]:
-        return dict(json.loads((self.run.folder / "state.json").read_text()))
+        return self.run.state()
 
     def wait_for(self, *statuses: str, hang_s: float = HANG_S) -> dict[str, Any]:
         until(lambda: self.state["status"] in statuses, f"{statuses}: {self.state}", hang_s)
@@ -92,7 +92,7 @@ def submitted(site: Site, partition: str = "main", **sections: Any) -> Job:
     runtime = {"backend": "slurm", "slurm": slurm}
     run = site.up(spec(site, runtime=runtime, **sections), "-d")
     assert run.end() == 0, run.said
-    job = Job(site, run, json.loads((run.folder / "state.json").read_text())["job"]["id"])
+    job = Job(site, run, run.state()["job"]["id"])
     job.train()
     return job
 
