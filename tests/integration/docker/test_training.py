@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from tests.integration.jobs.lab import PYTHONS, SPECS, Lab, Trained, a_lab
+from tests.lab.docker_images import WORKER
 from tests.lab.dockerd import Docker
 
 from .harbor import Harbor
@@ -35,7 +36,7 @@ def test_an_example_spec_trains_as_in_local_processes(lab: Lab) -> None:
     args = ("--", "--epochs", "2", "--examples", "960")
     here = lab.train("up", SPEC, "--python", str(PYTHONS["newest"]), *args)
     assert here.code == 0, here.complaint()
-    image = ("--set", "runtime.image=tfcluster-tests:newest")
+    image = ("--set", f"runtime.image={WORKER}")
     there = lab.train("up", SPEC, "--backend", "docker", *image, *args)
     assert there.code == 0, there.complaint()
 
