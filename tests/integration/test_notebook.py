@@ -76,7 +76,7 @@ def test_a_cell_runs_on_the_workers_and_shares_only_what_is_named(notebook: Note
         "print(os.environ['TFCLUSTER_TASK'], z, '<b>', 'y' in globals())"
     )
     assert {f"worker:{n} │ worker:{n} 6 <b> False" for n in range(3)} < {*done.text.splitlines()}
-    assert re.search(r"succeeded \d\.\d s$", done.text, re.MULTILINE)
+    assert re.search(r"succeeded \d+\.\d s$", done.text, re.MULTILINE)
     assert "&lt;b&gt;" in done.html
     assert notebook.run("print(x, y, z)").text == "5 not sent 6\n"
 
@@ -218,7 +218,7 @@ def test_ipython_in_a_terminal_shows_the_live_view_and_the_end(shell: CommandLin
     assert "worker:1 │\x1b[0m here 4" in text
     assert "worker:1 ended after" in text
     assert "pulled 4" in text
-    assert re.search(r"succeeded \d\.\d s\nlogs /.*/logs$", plain(text), re.MULTILINE)
+    assert re.search(r"succeeded \d+\.\d s\nlogs /.*/logs$", plain(text), re.MULTILINE)
 
 
 def test_ipython_in_a_terminal_shows_a_failure_in_its_width(shell: CommandLine) -> None:
@@ -227,7 +227,7 @@ def test_ipython_in_a_terminal_shows_a_failure_in_its_width(shell: CommandLine) 
     reason = panel[: panel.index("last ")].splitlines()
     assert len(reason) > 3
     assert max(map(len, reason)) <= 80
-    assert re.search(r"failed \d\.\d s\nlogs /.*/logs$", plain(text), re.MULTILINE)
+    assert re.search(r"failed \d+\.\d s\nlogs /.*/logs$", plain(text), re.MULTILINE)
 
 
 # -- with TensorFlow -------------------------------------------------------------------------------

@@ -54,6 +54,7 @@ def kept(shell: CommandLine) -> Any:
     kept = Kept(shell)
     yield kept
     kept.end()
+    wait_for(lambda: not shell.left(), what="the end of the agents and their guards")
 
 
 def test_the_next_run_is_served_by_the_same_agent_with_its_own_environment(kept: Kept) -> None:
