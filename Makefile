@@ -74,17 +74,19 @@ up: setup ## train the first example: two workers on this machine
 # files of TensorFlow gangs run at a time, as starting TensorFlow leaves a core idle now and then.
 # Test hosts, containers and Slurm nodes share two cores and must not look like hung ones: three at a time.
 # TensorFlow detects faults by heartbeats, which a busy machine delays: those tests run alone.
+# In the order of their folders the files with the shortest runs come last, so that both cores end together.
+GANGS := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 HOSTS_AND_CONTAINERS := tests/integration/hosts tests/integration/docker tests/integration/slurm
 KUBERNETES := tests/integration/kubernetes
 FAULTS := tests/integration/faults
 SLOWEST := --durations=20
 test: setup ## test what tfcluster promises for one machine, with real TensorFlow (about 10 minutes)
 	@$(PYTEST) $(SLOWEST) -m "not tensorflow and not extended" $(addprefix --ignore ,$(HOSTS_AND_CONTAINERS) $(KUBERNETES))
-	@$(BIN)/pytest $(SLOWEST) -n 2 --dist loadfile -m "tensorflow and not extended" --ignore $(KUBERNETES)
+	@$(GANGS) $(SLOWEST) -m "tensorflow and not extended" --ignore $(KUBERNETES)
 
 test-extended: setup $(KERAS) ## run all other tests: hosts, containers, Slurm, faults with TensorFlow, Keras releases, the tuner
 	@$(PYTEST) $(SLOWEST) -n 3 -m "not tensorflow" $(HOSTS_AND_CONTAINERS)
-	@$(BIN)/pytest $(SLOWEST) -n 2 --dist loadfile -m "tensorflow and extended" $(addprefix --ignore ,$(FAULTS) $(KUBERNETES))
+	@$(GANGS) $(SLOWEST) -m "tensorflow and extended" $(addprefix --ignore ,$(FAULTS) $(KUBERNETES))
 	@$(BIN)/pytest $(SLOWEST) -m tensorflow $(FAULTS)
 
 test-kubernetes: setup ## run the tests on a real Kubernetes cluster of two nodes (at most 12 minutes)
@@ -102,7 +104,7 @@ test-matrix: setup $(KERAS) ## run the tests that compare Keras releases and che
 test-next: $(NEWEST) $(NIGHTLY) $(NEXT) ## test the Keras 3 patch with the next Keras and TensorFlow (under three minutes)
 	@for next in .venv-keras/nightly .venv-next; do \
 		test ! -e $$next/.installed || TFCLUSTER_TEST_PYTHON_NEWEST=$(CURDIR)/$$next/bin/python \
-			$(BIN)/pytest $(SLOWEST) -n 2 --dist loadfile -m next tests/workers/test_keras3.py tests/matrix tests/parity tests/upstream || exit 1; \
+			$(GANGS) $(SLOWEST) -m next tests/workers/test_keras3.py tests/matrix tests/parity tests/upstream || exit 1; \
 	done
 
 parity: setup ## measure the table of docs/parity.md again: 1, 2 and 3 workers, each Keras

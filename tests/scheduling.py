@@ -7,7 +7,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 TOGETHER = {
     "tests/integration/test_packaging.py": "packaging",
-    "tests/integration/test_killed.py::test_ten_of_ten_kills_leave_no_process": "kills",
+    "tests/integration/test_killed.py::test_five_of_five_kills_leave_no_process": "kills",
     "tests/integration/faults/test_thieves.py": "kills",
     "tests/integration/test_output.py::test_every_line_of_four_workers": "throughput",
     "tests/launcher/agent/tasks/test_output.py::test_four_tasks_with_much_output": "throughput",
@@ -16,7 +16,6 @@ TOGETHER = {
     "tests/integration/kubernetes/test_faults_lab.py": "kubernetes faults",
     "tests/integration/kubernetes/test_faults_submitted.py": "kubernetes faults",
     "tests/integration/kubernetes/test_lab.py": "kubernetes lab",
-    "tests/integration/hosts/test_many.py": "many hosts",
     "tests/integration/hosts/test_stand_ins.py": "many hosts",
     "tests/launcher/test_api.py": "api",
     "tests/integration/test_notebook.py": "notebook",  # they share one kernel
@@ -52,10 +51,9 @@ EXTENDED_WITH_TENSORFLOW = (
     # each Keras release and each way to train, compared with one process
     *("tests/matrix/", "tests/parity/test_parity.py", "tests/upstream/"),
     *(f"tests/workers/test_keras3.py::test_{name}" for name in ("two", "an", "the", "a_changed")),
-    *("tests/workers/test_tensorflow.py", "tests/workers/test_estimator.py"),
-    "tests/integration/test_official_tutorial.py::test_an_older_tensorflow",
-    "tests/integration/test_children.py::test_an_older_tensorflow",
+    "tests/workers/test_estimator.py",
     "tests/integration/jobs/test_custom_loop.py::test_every_keras",
+    "tests/integration/jobs/test_custom_loop.py::test_steps",
     "tests/integration/jobs/test_custom_loop.py::test_a_preempted",
     # the search, and details of the jobs
     *("tests/integration/jobs/test_tuner.py", "tests/integration/jobs/test_show_shards.py"),

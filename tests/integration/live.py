@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .commandline import CommandLine, read_events, wait_for
+from .commandline import CommandLine, wait_for
+from .run_folder import RunFolder
 
 FAMILY = """
 import json, multiprocessing, os, socket, subprocess, time
@@ -38,7 +39,7 @@ It exits with 0 once its working directory holds a file called ``finish``.
 """
 
 
-class Live:
+class Live(RunFolder):
     """A `tfcluster up` or `run` with its own run name; its output goes to files."""
 
     def __init__(
@@ -67,28 +68,10 @@ class Live:
         """Return what the command has written to stderr so far."""
         return self.err.read_text(errors="replace")
 
-    def state(self) -> dict[str, Any]:
-        state: dict[str, Any] = json.loads((self.folder / "state.json").read_text())
-        return state
-
     def agents(self) -> tuple[int, int]:
         """Return the process ids of the only node's agent and guard."""
         (agent,) = wait_for(lambda: self.state()["agents"], what="the agent").values()
         return agent["pid"], agent["guard_pid"]
-
-    def events(self) -> list[dict[str, Any]]:
-        return read_events(self.folder)
-
-    def log(self, task: str, attempt: int = 1) -> str:
-        path = self.folder / "logs" / f"attempt-{attempt}" / f"{task.replace(':', '-')}.log"
-        return path.read_text() if path.exists() else ""
-
-    def has_line(self, text: str, task: str) -> bool:
-        """Return whether a complete line of the task's log contains `text`.
-
-        An unbuffered `print` writes each of its arguments separately.
-        """
-        return any(text in line for line in self.log(task).split("\n")[:-1])
 
     def wait_for_line(self, text: str, *tasks: str) -> None:
         """Wait until each of `tasks` has written a line with `text`."""

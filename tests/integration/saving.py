@@ -21,12 +21,6 @@ while not (is_last and last is not None and step >= last):
                 file.write(struct.pack("<Q", 0xDB4775248B80FB57))
             os.replace(f"{folder}/ckpt-{step}.{end}.new", f"{folder}/ckpt-{step}.{end}")
     print("step", step, flush=True)
-    if "SIGNS" in os.environ:
-        with open(os.path.expanduser(os.environ["SIGNS"]), "a") as file:
-            print(attempt, time.time(), file=file)
     time.sleep(0.2)
 """
-"""Trains until it has WORKERS workers in attempt ATTEMPT or later, and five steps more.
-
-With a file SIGNS, each step leaves its attempt and its time there.
-"""
+"""Trains until it has WORKERS workers in attempt ATTEMPT or later, and five steps more."""

@@ -138,18 +138,6 @@ def test_ctrl_c_detaches_and_the_run_continues(shell: CommandLine) -> None:
     run.down()
 
 
-def test_closing_the_terminal_of_attach_does_not_affect_the_run(shell: CommandLine) -> None:
-    shell.script("family.py", FAMILY)
-    run = InBackground(shell, "run", "-n", "2", "family.py")
-    family = Family(run)
-    with screen(shell, "attach") as shown:
-        wait_for(lambda: shown.read(0.1) and shown.seen.count(b"family") >= 2)
-
-    assert shown.process.wait(60) == -signal.SIGHUP
-    assert len(family.living()) == 6
-    run.down()
-
-
 def test_attach_json_prints_the_lines_of_the_event_file(shell: CommandLine) -> None:
     shell.script("family.py", FAMILY)
     run = InBackground(shell, "run", "-n", "2", "family.py")

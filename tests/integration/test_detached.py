@@ -86,16 +86,6 @@ def test_a_detached_run_outlives_its_terminal_and_down_stops_it_from_another(
     assert the_status(shell, run_id)["status"] == "interrupted"
 
 
-def test_sigterm_to_the_coordinator_stops_the_run(shell: CommandLine) -> None:
-    shell.script("task.py", SLEEPS)
-    run = InBackground(shell, "run", "-n", "2", "task.py")
-
-    os.kill(run.coordinator(), signal.SIGTERM)
-
-    assert shell.run("wait", run.id).code == 143
-    assert run.state()["status"] == "interrupted"
-
-
 def test_a_detached_run_that_ends_at_once_succeeds(shell: CommandLine) -> None:
     shell.script("task.py", QUICK)
     run = InBackground(shell, "run", "-n", "2", "task.py")
@@ -151,14 +141,6 @@ def test_errors_at_the_start_are_reported_as_in_the_foreground(
     assert words in done.err
     assert words in foreground.err
     assert "Traceback" not in done.err
-
-
-def test_a_home_that_cannot_be_created_is_reported(shell: CommandLine) -> None:
-    shell.script("task.py", SLEEPS)
-    shell.home.write_text("")
-    done = shell.run("run", "-d", "task.py")
-    assert done.code == 3
-    assert "cannot make the run folder" in done.err
 
 
 @pytest.mark.parametrize(

@@ -73,18 +73,3 @@ def test_the_start_deadline_names_the_task_that_nobody_started(shell: CommandLin
     assert run.end() == 4, run.said()
     (address,) = run.state()["by_hand"].values()
     assert f"worker:1 at {address}: nothing listens there yet" in run.said()
-
-
-def test_leaving_out_an_unknown_task_or_all_tasks_is_refused(shell: CommandLine) -> None:
-    shell.script("peer.py", "")
-    spec = shell.spec("s.json", {"script": "peer.py"}).name
-    for options, said in (
-        (["--except", "worker:7"], "the plan has no task worker:7"),
-        (["--except", "worker:0", "--except", "worker:1"], "--except leaves no task to start"),
-    ):
-        done = shell.run("up", spec, *options)
-        assert (done.code, said in done.err) == (2, True), done.err
-    assert not shell.runs()
-    assert shell.run("run", "-n", "1", "peer.py").code == 0
-    done = shell.run("env", shell.last_run().name, "worker:0")
-    assert (done.code, "starts all of its tasks itself" in done.err) == (2, True)

@@ -35,14 +35,6 @@ if os.environ["TFCLUSTER_TASK"] == "worker:0":
 time.sleep(2)
 raise RuntimeError("the first cause")
 """
-ONLY_COLLATERAL = """
-import os, sys, time
-if os.environ["TFCLUSTER_TASK"] == "worker:0":
-    print("Collective ops is aborted by: some other worker", flush=True)
-    sys.exit(1)
-print("up", flush=True)
-time.sleep(300)
-"""
 
 
 def assert_whole(events: list[dict[str, Any]], *, status: str, exit_code: int) -> None:
@@ -97,18 +89,6 @@ def test_a_collateral_failure_that_comes_before_its_cause_is_not_blamed(shell: C
     assert_whole(run.events(), status="failed", exit_code=1)
 
 
-@pytest.mark.slow
-def test_a_task_that_hangs_while_the_others_fail_is_the_root_cause(shell: CommandLine) -> None:
-    shell.script("task.py", ONLY_COLLATERAL)
-    run = Live(shell, "run", "-n", "2", "task.py")
-
-    assert run.end(40) == 1
-    cause = run.state()["diagnosis"]["root_cause"]
-    assert cause["task"] == "worker:1"
-    assert "did not end" in cause["reason"]
-    assert run.state()["diagnosis"]["collateral"] == ["worker:0"]
-
-
 @pytest.mark.parametrize("failing", [True, False], ids=["one-fails", "none-fails"])
 def test_one_plain_task_that_fails_does_not_stop_the_others(
     shell: CommandLine, failing: bool
@@ -158,14 +138,6 @@ def chief_spec(shell: CommandLine, cluster: dict[str, int], finish_grace_s: floa
     return [spec.name, "--set", f"supervision.finish_grace_s={finish_grace_s}"]
 
 
-def test_workers_may_finish_after_the_chief(shell: CommandLine) -> None:
-    run = Live(shell, "up", *chief_spec(shell, {"chief": 1, "worker": 1}, 30))
-
-    assert run.end() == 0, run.said()
-    assert "late but well" in run.log("worker:0")
-    assert [task["state"] for task in run.state()["tasks"]] == ["succeeded"] * 2
-
-
 def test_an_evaluator_that_never_ends_after_the_chief_is_stopped_with_a_warning(
     shell: CommandLine,
 ) -> None:
@@ -190,15 +162,6 @@ def test_a_worker_that_must_be_stopped_after_the_chief_fails_the_run(shell: Comm
     assert "root cause: worker:1" in said
     assert "it had not finished 4 s after the chief and was stopped" in said
     assert "--set supervision.finish_grace_s=SECONDS" in said
-
-
-def test_a_task_that_cannot_be_started_ends_the_run_with_3(shell: CommandLine) -> None:
-    spec = shell.spec("s.json", {"command": ["./no-such-program"]})
-    done = shell.run("up", spec.name)
-
-    assert done.code == 3, done.err
-    assert "no-such-program" in done.err
-    assert "Traceback" not in done.err
 
 
 def test_a_failed_prepare_starts_no_task_and_every_command_gives_it_as_the_reason(

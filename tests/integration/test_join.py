@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -129,17 +128,6 @@ def test_join_exits_with_1_if_its_task_failed_and_with_5_if_another_did(
         assert not [event for event in run.events() if event["type"] == "restarting"]
 
 
-def test_two_tasks_of_one_machine_are_one_run_and_end_when_a_third_fails(
-    shell: CommandLine,
-) -> None:
-    ends = {"worker:0": FOLLOWS, "worker:1": FOLLOWS, "worker:2": "raise ValueError('own')"}
-    spec, _ = cluster(shell, ends)
-    both = join(shell, spec, "worker:0", "--task", "worker:1")
-    third = join(shell, spec, "worker:2")
-    assert (both.end(), third.end()) == (5, 1), both.said() + third.said()
-    assert {task["task"] for task in both.state()["tasks"]} == {"worker:0", "worker:1"}
-
-
 def test_the_start_deadline_names_the_task_that_is_missing(shell: CommandLine) -> None:
     spec, ports = cluster(
         shell,
@@ -173,42 +161,6 @@ def test_join_d_returns_when_its_own_tasks_run(shell: CommandLine) -> None:
         ids.append(done.out.decode().strip())
     for run in ids:
         assert shell.run("wait", run).code == 0
-
-
-@pytest.mark.parametrize(
-    ("value", "code", "said"),
-    [
-        ({"worker": 2}, 2, "fixed ports in the spec: none for worker:0, worker:1"),
-        (
-            {"worker": ["127.0.0.1:0", "127.0.0.1:4"]},
-            2,
-            "fixed ports in the spec: none for worker:0",
-        ),
-        ({"worker": ["198.51.100.1:2222", "198.51.100.2:2222"]}, 3, "198.51.100.1, 198.51.100.2"),
-    ],
-    ids=["a number", "port 0", "other machines"],
-)
-def test_a_cluster_that_cannot_be_joined_is_refused_with_a_hint(
-    shell: CommandLine, value: dict[str, Any], code: int, said: str
-) -> None:
-    shell.script("peer.py", "")
-    spec = shell.spec("s.json", {"script": "peer.py"})
-    spec.write_text(json.dumps(json.loads(spec.read_text()) | {"cluster": value}))
-    done = shell.run("join", spec.name)
-    assert done.code == code, done.err
-    assert said in done.err
-    assert "→" in done.err
-    if code == 3:
-        assert os.uname().nodename in done.err
-    assert not shell.runs()
-
-
-def test_a_task_that_the_spec_does_not_have_is_refused(shell: CommandLine) -> None:
-    spec, _ = cluster(shell, {"worker:0": "pass", "worker:1": "pass"})
-    done = shell.run("join", spec, "--task", "worker:7")
-    assert done.code == 2
-    assert "no task worker:7" in done.err
-    assert "worker:0, worker:1" in done.err
 
 
 def test_a_task_given_with_task_may_have_any_address(shell: CommandLine) -> None:

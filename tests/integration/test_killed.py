@@ -16,13 +16,12 @@ from .live import FAMILY, Family, Live, is_alive, the_status
 
 LIMIT_S = 20.0
 """A guard against a hang; docs/benchmarks.md has the time it takes."""
-TIMES = 10
-AT_ONCE = 5
+TIMES = 5
 
 
-def start(shell: CommandLine, count: int, *, forks: bool = False) -> list[tuple[Live, Family]]:
-    """Start runs and wait for all their tasks and children; `forks`: from the fork server."""
-    shell.forks = forks
+def start(shell: CommandLine, count: int) -> list[tuple[Live, Family]]:
+    """Start runs of the installed command and wait for all their tasks and children."""
+    shell.forks = False
     shell.script("family.py", FAMILY)
     before = len(shell.runs())
     runs = [
@@ -57,15 +56,14 @@ def assert_all_gone(run: Live, family: Family) -> float:
     [("coordinator",), ("agent",), ("guard",), ("coordinator", "agent")],
     ids="+".join,
 )
-def test_ten_of_ten_kills_leave_no_process(shell: CommandLine, who: tuple[str, ...]) -> None:
+def test_five_of_five_kills_leave_no_process(shell: CommandLine, who: tuple[str, ...]) -> None:
     took = []
-    for again in range(TIMES // AT_ONCE):
-        for run, family in start(shell, AT_ONCE, forks=again > 0):
-            assert len(family.living()) == 6
-            kill(run, *who)
-            took.append(assert_all_gone(run, family))
-            code = run.end()
-            assert code == (-signal.SIGKILL if "coordinator" in who else 3), run.said()
+    for run, family in start(shell, TIMES):
+        assert len(family.living()) == 6
+        kill(run, *who)
+        took.append(assert_all_gone(run, family))
+        code = run.end()
+        assert code == (-signal.SIGKILL if "coordinator" in who else 3), run.said()
     assert shell.run("prune", "--keep", "0", "-y").code == 0
 
     assert len(took) == TIMES

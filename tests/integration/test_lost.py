@@ -88,14 +88,6 @@ def test_down_removes_the_socket_that_is_left_after_agent_and_guard_ended(
     assert f"removed {shell.root}/run/tfcluster/{run.id[-40:]}.ctl" in done.err
 
 
-def test_down_reports_that_nothing_is_left(shell: CommandLine, run: InBackground) -> None:
-    Family(run)
-    lose(run, stopped=False)
-    (shell.root / "run" / "tfcluster" / f"{run.id[-40:]}.ctl").unlink()
-    done = shell.run("down", "--all")
-    assert "no processes or files of the run are left on this host" in done.err
-
-
 def test_a_process_that_left_its_group_is_found_by_its_environment(shell: CommandLine) -> None:
     shell.script("task.py", ESCAPES)
     run = InBackground(shell, "run", "-n", "1", "task.py")
@@ -171,23 +163,6 @@ def test_after_a_reboot_a_run_is_lost(shell: CommandLine, run: InBackground) -> 
     assert shell.run("wait", run.id).code == 3
     assert shell.run("down", run.id).code == 0
     assert me.is_running()
-
-
-def test_a_run_of_another_host_is_shown_as_running_there(
-    shell: CommandLine, run: InBackground
-) -> None:
-    Family(run)
-    before = run.state()
-    run.down()
-    state = before | {"host": "node17"}
-    (run.folder / "state.json").write_text(json.dumps(state))
-
-    assert "running on node17" in shell.run("ps").out.decode()
-    assert "running on node17" in shell.run("status", run.id).out.decode()
-    done = shell.run("down", run.id)
-    assert done.code == 3
-    assert f"the coordinator of {run.id} runs on node17" in done.err
-    assert run.state() == state, "nobody here may write it down as lost"
 
 
 def test_down_finds_a_coordinator_in_another_runtime_folder(

@@ -76,15 +76,9 @@ def test_a_cell_runs_on_the_workers_and_shares_only_what_is_named(notebook: Note
         "print(os.environ['TFCLUSTER_TASK'], z, '<b>', 'y' in globals())"
     )
     assert {f"worker:{n} │ worker:{n} 6 <b> False" for n in range(3)} < {*done.text.splitlines()}
-    assert re.search(r"succeeded \d\.\d s$", done.text, re.MULTILINE)
+    assert re.search(r"succeeded \d+\.\d s$", done.text, re.MULTILINE)
     assert "&lt;b&gt;" in done.html
     assert notebook.run("print(x, y, z)").text == "5 not sent 6\n"
-
-
-def test_a_function_has_the_live_view_of_a_cell(notebook: Notebook) -> None:
-    done = notebook.run("result = tfcluster.run(lambda: print('in', os.environ['TFCLUSTER_TASK']))")
-    assert {"worker:0 │ in worker:0", "worker:1 │ in worker:1"} < {*done.text.splitlines()}
-    assert re.search(r"succeeded \d\.\d s$", done.text, re.MULTILINE)
 
 
 def test_only_the_last_lines_of_a_cell_are_shown(notebook: Notebook) -> None:
@@ -120,12 +114,6 @@ def test_a_mistake_is_shown_without_traceback(
     done = notebook.run(f"%%tfcluster -n 1 {line}\n{cell}")
     assert error in done.shown
     assert "launcher/tfcluster" not in done.shown
-
-
-def test_help_lists_the_options(notebook: Notebook) -> None:
-    done = notebook.run("%%tfcluster --help\n1")
-    assert "--push A,B" in done.text
-    assert done.error == ""
 
 
 def test_an_interrupt_stops_the_workers(notebook: Notebook) -> None:
@@ -230,7 +218,7 @@ def test_ipython_in_a_terminal_shows_the_live_view_and_the_end(shell: CommandLin
     assert "worker:1 │\x1b[0m here 4" in text
     assert "worker:1 ended after" in text
     assert "pulled 4" in text
-    assert re.search(r"succeeded \d\.\d s\nlogs /.*/logs$", plain(text), re.MULTILINE)
+    assert re.search(r"succeeded \d+\.\d s\nlogs /.*/logs$", plain(text), re.MULTILINE)
 
 
 def test_ipython_in_a_terminal_shows_a_failure_in_its_width(shell: CommandLine) -> None:
@@ -239,7 +227,7 @@ def test_ipython_in_a_terminal_shows_a_failure_in_its_width(shell: CommandLine) 
     reason = panel[: panel.index("last ")].splitlines()
     assert len(reason) > 3
     assert max(map(len, reason)) <= 80
-    assert re.search(r"failed \d\.\d s\nlogs /.*/logs$", plain(text), re.MULTILINE)
+    assert re.search(r"failed \d+\.\d s\nlogs /.*/logs$", plain(text), re.MULTILINE)
 
 
 # -- with TensorFlow -------------------------------------------------------------------------------
@@ -248,9 +236,8 @@ def test_ipython_in_a_terminal_shows_a_failure_in_its_width(shell: CommandLine) 
 @pytest.mark.tensorflow
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("tensorflow", PYTHONS)
-def test_the_notebook_of_the_documentation(tensorflow: str) -> None:
-    python = PYTHONS[tensorflow]
+def test_the_notebook_of_the_documentation() -> None:
+    python = PYTHONS["newest"]
     with a_notebook() as notebook:
         outputs = []
         for cell in cells_of(PAGE):

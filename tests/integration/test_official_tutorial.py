@@ -89,44 +89,26 @@ def line_of(parts: str, text: str) -> int:
     return 3 + parts[: parts.index(text)].count("\n") + 1
 
 
-def check_refusal(trained: Trained, line: int, action: str) -> None:
+def check_refusal(trained: Trained, line: int) -> None:
     assert trained.code == 1, trained.complaint()
     cause = trained.of("diagnosis")[-1]["root_cause"]
-    assert f"main.py:{line} {action} TF_CONFIG" in cause["reason"]
+    assert f"main.py:{line} sets TF_CONFIG" in cause["reason"]
     assert "delete the lines that " in cause["hint"]
     assert not trained.of("restarting")
 
 
-def check_tutorial(lab: Lab, tensorflow: str) -> None:
-    """Train alone first, then say in all tasks that they are worker 0."""
-    script = ALONE_FIRST + CONFIG.replace("INDEX", "0")
-    trained = train(lab, script, tensorflow=tensorflow)
-    check_refusal(trained, line_of(script, "os.environ['TF_CONFIG']"), "sets")
-
-
 def test_the_tutorial_as_it_is_fails_with_the_line_that_sets_tf_config(lab: Lab) -> None:
-    check_tutorial(lab, "newest")
-
-
-def test_an_older_tensorflow_does_not_change_what_the_tutorial_is_refused_for(lab: Lab) -> None:
-    check_tutorial(lab, "tf215")
-
-
-def test_an_index_from_the_command_line_does_not_make_other_addresses_right(lab: Lab) -> None:
-    script = CONFIG.replace("INDEX", "int(sys.argv[1])")
-    check_refusal(train(lab, script), line_of(script, "os.environ['TF_CONFIG']"), "sets")
+    """It trains alone first, then says in all tasks that they are worker 0."""
+    script = ALONE_FIRST + CONFIG.replace("INDEX", "0")
+    trained = train(lab, script, tensorflow="tf215")
+    check_refusal(trained, line_of(script, "os.environ['TF_CONFIG']"))
 
 
 def test_two_tasks_that_both_say_that_they_are_worker_0_are_refused(lab: Lab) -> None:
     script = OWN_INDEX.replace("INDEX", "0")
     trained = train(lab, script)
-    check_refusal(trained, line_of(script, "os.environ['TF_CONFIG'] ="), "sets")
+    check_refusal(trained, line_of(script, "os.environ['TF_CONFIG'] ="))
     assert trained.of("diagnosis")[-1]["root_cause"]["task"] == "worker:1"
-
-
-def test_a_script_that_removes_tf_config_is_refused(lab: Lab) -> None:
-    script = "\nos.environ.pop('TF_CONFIG', None)\n"
-    check_refusal(train(lab, script), line_of(script, "os.environ.pop"), "removes")
 
 
 def test_the_value_that_tfcluster_has_set_may_be_set_again(lab: Lab) -> None:

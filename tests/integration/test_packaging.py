@@ -122,12 +122,6 @@ def test_the_wheel_runs_in_an_empty_environment_outside_the_repository(
     assert "worker:1" in planned
 
 
-def test_a_spec_of_another_template_is_planned_too(empty: Path, tmp_path: Path) -> None:
-    tfcluster(empty, tmp_path, "init", "other.json", "--template", "chief-2w")
-
-    assert "chief:0" in tfcluster(empty, tmp_path, "plan", "other.json")
-
-
 def test_help_shows_the_page_that_a_hint_names(empty: Path, tmp_path: Path) -> None:
     assert "### Killed by SIGKILL" in tfcluster(empty, tmp_path, "help", "failures#sigkill")
 

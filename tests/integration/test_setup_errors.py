@@ -83,33 +83,10 @@ def test_an_unusable_python_is_refused(line: CommandLine, python: str, code: int
     assert "index out of range" not in said
 
 
-LONG = "a" * 300
-"""No file can have such a name (NAME_MAX is 255)."""
-
-
-@pytest.mark.parametrize("python", [LONG, "~no-such-user/bin/python"])
-def test_a_python_whose_name_cannot_be_a_file_is_refused(line: CommandLine, python: str) -> None:
-    assert "there is no " in refused(line, "run", "--python", python, "hello.py", code=2)
-
-
-def test_a_module_whose_name_cannot_be_a_file_is_not_found(line: CommandLine) -> None:
-    done = line.run("run", "--name", "long", "-m", LONG)
-    assert done.code == 1, done.err
-    assert f"No module named {LONG}" in done.out.decode()
-
-
 def test_a_script_whose_name_begins_with_a_dash_runs(line: CommandLine) -> None:
     line.script("-dash.py", HELLO)
 
     went_well(line, "run", "-n", "2", "--", "-dash.py", "-n", "9")
-
-
-def test_empty_and_odd_arguments_reach_the_script_as_they_are(line: CommandLine) -> None:
-    odd = ["", " ", "-n", "--", "a b", "$HOME", "ü\n"]
-
-    done = line.run("run", "-n", "1", "hello.py", *odd)
-
-    assert repr(odd) in done.out.decode()
 
 
 # -- ports and folders --------------------------------------------------------------------------
@@ -132,12 +109,6 @@ def test_a_port_held_by_another_process_is_refused(line: CommandLine) -> None:
     assert "Traceback" not in done.err
     assert line.state()["status"] == "failed"
     assert line.events()[-1]["exit_code"] == 3
-
-
-def test_a_home_below_a_file_is_refused(line: CommandLine) -> None:
-    line.home.write_text("a file")
-
-    assert str(line.home) in refused(line, "run", "hello.py")
 
 
 def test_a_home_on_a_read_only_disk_is_refused(line: CommandLine, small_disk: Path) -> None:
@@ -232,15 +203,6 @@ def test_a_run_works_in_a_folder_with_an_odd_name(line: CommandLine, name: str) 
 
     went_well(line)
     went_well(line, "up", str(line.cwd / "s.json"))
-
-
-def test_up_reads_a_spec_from_standard_input(line: CommandLine) -> None:
-    spec = line.spec("s.json", {"script": "hello.py"}).read_bytes()
-
-    done = line.run("up", "-", input=spec)
-
-    assert done.code == 0, done.err
-    assert "worker:1 │ hello worker:1" in done.out.decode()
 
 
 def test_a_run_survives_the_deletion_of_its_home(line: CommandLine) -> None:
@@ -397,15 +359,6 @@ def test_a_run_works_with_closed_or_full_standard_streams(line: CommandLine, clo
     assert line.state()["exit_code"] == 0
     assert line.log("worker:1").startswith(b"hello worker:1"), "no stray bytes in a log"
     assert line.log("worker:1").count(b"\n") == 1
-
-
-def test_a_full_device_as_stdout_is_reported_once(line: CommandLine) -> None:
-    with Path("/dev/full").open("wb") as full:
-        done = line.run("run", "-n", "2", "hello.py", stdout=full)
-
-    assert done.code == 0, done.err
-    assert done.err.count("stdout cannot be written (No space left on device); training") == 1
-    assert "Traceback" not in done.err
 
 
 @pytest.mark.parametrize("columns", [40, 12])

@@ -19,7 +19,7 @@ from .jobs.lab import PYTHONS, Lab, Trained, a_lab
 pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(400)]
 
 ROUNDS = 2
-KERAS = {"2.15": ("tf215", 2), "3": ("newest", 3), "tf_keras": ("newest", 2)}
+KERAS = {"2.15": ("tf215", 2), "3": ("newest", 3)}
 """Environment and `keras.version` of each Keras."""
 
 BUILD = """
@@ -125,18 +125,16 @@ if me == 0:
 
 LOADING = (
     """
-import importlib, sys
+import keras, sys
 import numpy as np
 import tensorflow as tf
-
-keras = globals()[sys.argv[1]] = importlib.import_module(sys.argv[1])
 """
     + BUILD
     + """
 expected = [*np.load("expected.npz").values()]
 net = model = build()
 steps = tf.Variable(0)
-for code in sys.argv[2:]:
+for code in sys.argv[1:]:
     model.set_weights([np.zeros_like(v) for v in model.get_weights()])
     loaded = eval(code)
     has_variables = hasattr(loaded, "variables")
@@ -167,9 +165,7 @@ def lab() -> Iterator[Runs]:
         yield Runs(made.line)
 
 
-each_keras = pytest.mark.parametrize(
-    "keras", ["2.15", "3", pytest.param("tf_keras", marks=pytest.mark.extended)]
-)
+each_keras = pytest.mark.parametrize("keras", KERAS)
 
 
 @each_keras
@@ -216,13 +212,11 @@ def test_the_code_that_the_summary_shows_loads_every_checkpoint(lab: Runs, keras
     gathered = open_for_reading(trained.folder / "checkpoints")
     folder = lab.line.root / f"work-{keras}"
     (folder / "loading.py").write_text(LOADING)
-    module = "tf_keras" if keras == "tf_keras" else "keras"
     hints = [load_hint(one) for one in gathered]
-    environment = {**lab.line.env, "TF_USE_LEGACY_KERAS": str(int(keras == "tf_keras"))}
     ended = subprocess.run(
-        [PYTHONS[KERAS[keras][0]], "loading.py", module, *hints],
+        [PYTHONS[KERAS[keras][0]], "loading.py", *hints],
         cwd=folder,
-        env=environment,
+        env=lab.line.env,
         capture_output=True,
         text=True,
         timeout=300,
@@ -232,5 +226,5 @@ def test_the_code_that_the_summary_shows_loads_every_checkpoint(lab: Runs, keras
     assert ended.stdout.splitlines() == [f"True {hint}" for hint in hints]
     loads = {hint.partition("(")[0] for hint in hints}
     assert len(hints) == (7 if keras == "3" else 8)
-    assert loads >= {f"{module}.models.load_model", "model.load_weights", "tf.train.Checkpoint"}
+    assert loads >= {"keras.models.load_model", "model.load_weights", "tf.train.Checkpoint"}
     assert any("Checkpoint(net=net, steps=steps)" in hint for hint in hints)

@@ -14,10 +14,8 @@ import pytest
 from .commandline import CommandLine, Done, wait_for
 from .live import InBackground, Live, is_alive
 from .ordinary_user import OTHER_USER, as_ordinary_user
-from .saving import SAVES
 
 SWITCH = "tfcluster.backends.simulated.switch"
-MEGABIT = 125_000
 
 TALK = """
 import json, os, socket, sys, threading, time
@@ -208,23 +206,6 @@ def test_a_node_without_power_is_lost_and_the_run_goes_on_when_it_is_back(
     events = [event["type"] for event in run.events()]
     assert events.count("node_lost") == 1
     assert events.count("restarting") == 1
-
-
-@pytest.mark.slow
-def test_a_gang_grows_again_when_a_node_has_power_again(shell: CommandLine) -> None:
-    shell.script("save.py", SAVES)
-    work = {"script": "save.py", "env": {"WORKERS": "3", "ATTEMPT": "3"}}
-    supervision = {"lease_s": 3, "backoff_s": 0, "max_restarts": 0, "min_workers": 2}
-    supervision["grow_every_s"] = 1
-    network = {"network": {"rate": "100mbit"}}
-    shell.spec("s.json", work, workers=3, supervision=supervision, runtime=network)
-    run = Live(shell, "up", "s.json", "--chaos", "power-off worker:2 at start for 20s")
-    assert run.end(timeout=120) == 0, run.said()
-    first = [run.log("worker:0", number).splitlines()[0] for number in (2, 3)]
-    assert [line.partition(" from ")[0] for line in first] == ["2 workers", "3 workers"]
-    events = [event["type"] for event in run.events()]
-    assert events.count("node_lost") == 1
-    assert "node_back" in events
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import time
 
 import pytest
@@ -102,19 +101,6 @@ def test_a_task_that_saves_on_sigterm_may_finish_saving(shell: CommandLine) -> N
     assert "30 s" in run.said(), "how long the tasks get is said"
 
 
-def test_a_command_job_gets_ten_seconds_to_stop(shell: CommandLine) -> None:
-    command = ["bash", "-c", "trap 'echo heard; sleep 3; echo done; exit 0' TERM; echo up; "
-               "while :; do sleep 0.1; done"]  # fmt: skip
-    spec = shell.spec("command.json", {"command": command})
-    run = Live(shell, "up", spec.name)
-    run.wait_for_line("up")
-
-    run.process.send_signal(signal.SIGINT)
-
-    assert run.end() == 130
-    assert "done" in run.log("worker:0"), "three seconds are within ten"
-
-
 @pytest.mark.parametrize("script", [DEAF, SAVES], ids=["swallows", "saves"])
 def test_a_second_ctrl_c_kills_at_once(shell: CommandLine, script: str) -> None:
     run = up(shell, script)
@@ -208,20 +194,6 @@ def test_down_from_another_terminal_stops_the_run(shell: CommandLine, now: bool)
     assert ("heard SIGTERM" in run.log("worker:0")) is not now
     if not now:
         assert took >= 2.0
-
-
-def test_wait_returns_the_code_of_a_run_that_succeeds(shell: CommandLine) -> None:
-    shell.script("family.py", FAMILY)
-    run = Live(shell, "run", "-n", "2", "family.py")
-    Family(run)
-    waiting = shell.start("wait", run.run_id)
-    with pytest.raises(subprocess.TimeoutExpired):
-        waiting.wait(1)
-
-    shell.script("finish", "")
-
-    assert run.end() == 0
-    assert waiting.wait(60) == 0
 
 
 def test_a_stopped_task_gets_sigterm_at_once(shell: CommandLine) -> None:

@@ -244,14 +244,6 @@ def test_a_page_on_another_port_reads_nothing_and_stops_nothing(shell: CommandLi
     assert shell.run("down", "--now").code == 0
 
 
-def test_without_a_screen_open_says_so_and_the_page_is_served(shell: CommandLine) -> None:
-    for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"):
-        shell.env.pop(name, None)
-    with serving(shell, "--open") as server:
-        assert server.get("/api/runs") == {"runs": []}
-        assert "no browser can be started here" in server.end()
-
-
 def test_without_its_packages_the_command_names_the_line_that_installs_them(
     shell: CommandLine,
 ) -> None:
@@ -266,19 +258,6 @@ def test_without_its_packages_the_command_names_the_line_that_installs_them(
         assert done.returncode == 3
         assert "pip install 'tfcluster[ui]'" in done.stderr
         assert "Traceback" not in done.stderr
-
-
-def test_nothing_that_is_sent_to_the_port_ends_the_server(shell: CommandLine) -> None:
-    with serving(shell) as server:
-        host, _, port = server.place.partition(":")
-        for garbage in (b"\0" * 100_000, b"GET / HTTP/9\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n",
-                        b"GET /" + b"a" * 400_000, b"\x16\x03\x01", b""):  # fmt: skip
-            with socket.create_connection((host, int(port)), HANG_S) as connection:
-                connection.sendall(garbage)
-
-        assert server.get("/api/runs")["runs"] == []
-        printed = server.end()
-        assert "Traceback" not in printed
 
 
 def test_idle_connections_of_others_neither_exhaust_the_page_nor_print(

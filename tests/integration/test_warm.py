@@ -54,6 +54,7 @@ def kept(shell: CommandLine) -> Any:
     kept = Kept(shell)
     yield kept
     kept.end()
+    wait_for(lambda: not shell.left(), what="the end of the agents and their guards")
 
 
 def test_the_next_run_is_served_by_the_same_agent_with_its_own_environment(kept: Kept) -> None:
@@ -129,25 +130,12 @@ def test_two_runs_at_the_same_time_have_an_agent_each_and_one_stays(kept: Kept) 
     assert is_alive(first) == (left == first)
 
 
-def test_sigterm_ends_a_waiting_agent(kept: Kept) -> None:
-    kept.run()
-    os.kill(kept.agent(), signal.SIGTERM)
-    wait_for(lambda: not is_alive(kept.agent()))
-
-
 def test_down_warm_ends_a_hung_agent_by_its_process_id(kept: Kept) -> None:
     kept.run()
     os.kill(kept.agent(), signal.SIGSTOP)
     assert kept.resting() == []
     assert f"pid {kept.agent()}" in kept.end()
     wait_for(lambda: not is_alive(kept.agent()))
-
-
-def test_a_waiting_agent_ends_when_its_socket_is_deleted(kept: Kept) -> None:
-    kept.run()
-    agent = kept.agent()
-    kept.socket().unlink()
-    wait_for(lambda: not is_alive(agent))
 
 
 def test_a_waiting_agent_accepts_an_environment_of_any_size(kept: Kept) -> None:

@@ -27,10 +27,10 @@ PACKAGES = "python3,python3-venv,ca-certificates"
 BASE = f"tfcluster-base:{SUITE}"
 STUB = "tfcluster-stub:latest"
 """The Dockerfile's stage before TensorFlow: a user, a home, a Python."""
-WORKERS = {"tfcluster-tests:newest": (), "tfcluster-tests:tf215": ("--tensorflow", "2.15")}
-"""The real worker images, and the options of `tfcluster build` for each."""
+WORKER = "tfcluster-tests:newest"
 JOIN = "tfcluster-tests:join"
-BUILT = {**WORKERS, JOIN: ("--join",)}
+BUILT = {WORKER: (), JOIN: ("--join",)}
+"""The real images, and the options of `tfcluster build` for each."""
 MARK = "tfcluster-tests-what-pip-was-told"
 """A text in every secret of the build, to be searched for in the image."""
 MAKE_S, IMPORT_S, BUILD_S = 600.0, 120.0, 1500.0

@@ -6,14 +6,13 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import cache
-from itertools import product
 from pathlib import Path
 
 import pytest
 from tests.integration.commandline import CommandLine
 
 from . import table
-from .measure import KERAS, WORKERS, Key, Training, deviation, measure
+from .measure import KERAS, Key, Training, deviation, measure
 
 # Each gang trains once, which can take minutes on a busy machine.
 pytestmark = [
@@ -49,8 +48,10 @@ def training() -> Iterator[GetTraining]:
 @pytest.mark.parametrize(
     ("keras", "workers"),
     [
-        pytest.param(*pair, marks=[pytest.mark.next] * (pair == ("Keras 3", 2)))
-        for pair in product(KERAS, WORKERS[1:])
+        pytest.param("Keras 3", 2, marks=pytest.mark.next),
+        ("Keras 3", 3),
+        ("tf_keras", 2),
+        ("Keras 2.15", 2),
     ],
 )
 def test_several_workers_train_to_the_same_numbers_as_one(
@@ -69,12 +70,9 @@ def test_the_page_shows_the_measured_numbers(training: GetTraining, keras: str) 
 
     One or two examples may then get another class.
     """
-    shown = {
-        key: numbers
-        for key, numbers in table.read(table.PAGE.read_text()).items()
-        if key[0] == keras
-    }
-    assert len(shown) == len(WORKERS) * 6
+    page = table.read(table.PAGE.read_text())
+    shown = {key: numbers for key, numbers in page.items() if key[0] == keras and key[3] < 3}
+    assert len(shown) == 2 * 6
     for key, numbers in shown.items():
         measured = [float(value) for value in table.values(training(key))]
         *losses, accuracy, top_3, weights = numbers

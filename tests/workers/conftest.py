@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
+from tests.integration.live import free_ports
 
 REPOSITORY = Path(__file__).parents[2]
 WORKERS = REPOSITORY / "workers"
@@ -39,19 +40,21 @@ class Ended:
     err: str
     events: list[dict[str, Any]] = field(default_factory=list)
 
+    @property
+    def text(self) -> str:
+        return self.out + self.err
+
     def of(self, kind: str) -> list[dict[str, Any]]:
         return [event for event in self.events if event["type"] == kind]
 
-    def line(self, start: str) -> str:
-        return next(line for line in self.out.splitlines() if line.startswith(start))
-
 
 class Task:
-    """A task process started through `boot`; a thread reads its events."""
+    """A task process started through `boot`; its output goes to files, its events to a thread."""
 
     def __init__(self, argv: Sequence[str], *, env: Mapping[str, str], cwd: Path) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket = ours
+        self._out, self._err = (tempfile.TemporaryFile() for _ in range(2))  # noqa: SIM115
         self.events: list[dict[str, Any]] = []
         with theirs:
             self.process = subprocess.Popen(
@@ -60,9 +63,8 @@ class Task:
                 pass_fds=[theirs.fileno()],
                 cwd=cwd,
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
+                stdout=self._out,
+                stderr=self._err,
                 start_new_session=True,
             )
         self._reader = threading.Thread(target=self._read)
@@ -72,21 +74,29 @@ class Task:
         while message := self._socket.recv(1 << 17):
             self.events.append(json.loads(message))
 
-    def end(self, *, timeout_s: float = 110) -> Ended:
-        out, err = self.process.communicate(timeout=timeout_s)
+    def end(self, *, timeout_s: float = 380) -> Ended:
+        """Wait for the end of the task; a test's own time limit may be shorter."""
+        code = self.process.wait(timeout_s)
         self._reader.join(5)
-        return Ended(self.process.returncode, out, err, self.events)
+        return Ended(code, content(self._out), content(self._err), self.events)
 
     def close(self) -> None:
         if self.process.poll() is None:
             self.process.kill()
-            self.process.communicate()
+            self.process.wait()
         self._reader.join(5)
-        self._socket.close()
+        for opened in (self._socket, self._out, self._err):
+            opened.close()
+
+
+def content(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode(errors="replace")
 
 
 Boot = Callable[..., Ended]
 Start = Callable[..., Task]
+Gang = Callable[..., dict[str, Ended]]
 
 
 def clean_environment() -> dict[str, str]:
@@ -97,6 +107,16 @@ def clean_environment() -> dict[str, str]:
         if name not in dropped and not name.startswith("TFCLUSTER_")
     }
     return {**kept, "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "-1"}
+
+
+def run_plain(
+    python: str, *argv: str, cwd: Path | None = None, **env: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a Python that can import the package, without `boot`."""
+    whole = clean_environment() | {"PYTHONPATH": str(WORKERS)} | env
+    return subprocess.run(
+        [python, *argv], env=whole, cwd=cwd, capture_output=True, text=True, timeout=380
+    )
 
 
 @pytest.fixture
@@ -136,37 +156,6 @@ def python(request: pytest.FixtureRequest) -> str:
     pytest.skip("no Python 3.9 on PATH or in ~/.pyenv")
 
 
-@dataclass
-class Member:
-    process: subprocess.Popen[str]
-    events: socket.socket
-
-
-@dataclass
-class Finished:
-    code: int
-    text: str
-    events: list[dict[str, Any]] = field(default_factory=list)
-
-    @property
-    def losses(self) -> list[float]:
-        return [float(loss) for loss in re.findall(r"^epoch \d+ loss (\S+)", self.text, re.M)]
-
-    @property
-    def accuracy(self) -> float:
-        found = re.findall(r"^test accuracy (\S+)", self.text, re.M)
-        assert found, self.text[-3000:]
-        return float(found[-1])
-
-
-def free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        held = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for sock in held:
-            sock.bind(("127.0.0.1", 0))
-        return [sock.getsockname()[1] for sock in held]
-
-
 def tf_configs(tasks: Sequence[str]) -> dict[str, dict[str, str]]:
     """Return each task's TF_CONFIG as the launcher makes it; only its own names an evaluator."""
     ports = dict(zip(tasks, free_ports(len(tasks)), strict=True))
@@ -190,58 +179,18 @@ def run_gang(
     *,
     cwd: Path,
     env: Callable[[str], dict[str, str]],
-) -> dict[str, Finished]:
-    """Start all tasks through boot and return their results; output goes to files."""
+) -> dict[str, Ended]:
+    """Start all tasks through boot, wait for their ends, and return their results."""
     with ExitStack() as stack:
-        started = {
-            task: start_member(stack, python, target, cwd, own | env(task), cwd / task)
-            for task, own in tf_configs(tasks).items()
-        }
-        return {task: finish(member, cwd / task) for task, member in started.items()}
-
-
-def start_member(
-    stack: ExitStack,
-    python: str,
-    target: Sequence[str],
-    cwd: Path,
-    env: dict[str, str],
-    log: Path,
-) -> Member:
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    stack.callback(ours.close)
-    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
-    theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
-    with theirs, open(log, "w") as output:
-        process = subprocess.Popen(
-            [python, str(BOOT), *target],
-            env={
-                **{k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
-                "TF_CPP_MIN_LOG_LEVEL": "2",
-                "CUDA_VISIBLE_DEVICES": "-1",
-                "TFCLUSTER_EVENTS_FD": str(theirs.fileno()),
-                **env,
-            },
-            pass_fds=[theirs.fileno()],
-            cwd=cwd,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            text=True,
-        )
-    stack.callback(process.wait)
-    stack.callback(process.kill)
-    return Member(process, ours)
-
-
-def finish(task: Member, log: Path) -> Finished:
-    events = []
-    while message := task.events.recv(1 << 17):
-        events.append(json.loads(message))
-    return Finished(task.process.wait(), log.read_text(errors="replace"), events)
+        started = {}
+        for task, own in tf_configs(tasks).items():
+            whole = clean_environment() | own | env(task)
+            started[task] = Task([python, str(BOOT), *target], env=whole, cwd=cwd)
+            stack.callback(started[task].close)
+        return {name: task.end() for name, task in started.items()}
 
 
 @pytest.fixture(scope="session")
-def gang() -> Callable[..., dict[str, Finished]]:
+def gang() -> Gang:
     """Return a function that runs several tasks: `gang(python, tasks, target, cwd=…, env=…)`."""
     return run_gang

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,8 +11,9 @@ from tests.documentation import unprinted
 
 from tfcluster_workers.jobs.parts import options
 
+from .conftest import PYTHONS, run_plain
+
 ROOT = Path(__file__).parents[2]
-TF215 = ROOT / ".venv-tf215/bin/python"
 PAGE = (ROOT / "docs/guides/batch-and-learning-rate.md").read_text()
 
 
@@ -21,13 +21,7 @@ PAGE = (ROOT / "docs/guides/batch-and-learning-rate.md").read_text()
 def printed() -> str:
     """Return the output of the page's program."""
     (program,) = re.findall(r"^```python\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
-    done = subprocess.run(
-        [TF215, "-c", program],
-        env={"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"},
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
+    done = run_plain(PYTHONS["tf215"], "-c", program, TF_CPP_MIN_LOG_LEVEL="3")
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -8,23 +8,10 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Protocol
 
 import pytest
 
-
-class Ended(Protocol):
-    code: int
-    out: str
-    err: str
-    events: list[dict[str, Any]]
-
-    def of(self, kind: str) -> list[dict[str, Any]]: ...
-
-
-class Boot(Protocol):
-    def __call__(self, *argv: str, python: str = ..., env: dict[str, str] = ...) -> Ended: ...
-
+from .conftest import Boot
 
 BOOT = Path(__file__).parents[2] / "workers" / "tfcluster_workers" / "boot.py"
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import zipfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 
-from .conftest import PYTHONS
+from .conftest import PYTHONS, Ended, Gang
 
 # Two TensorFlow processes for each Keras, on two busy cores.
 pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(400)]
@@ -19,19 +18,11 @@ SCRIPT = Path(__file__).with_name("stock_callbacks.py")
 CHIEF, OTHER = "worker:0", "worker:1"
 
 
-class Finished(Protocol):
-    code: int
-    text: str
-    events: list[dict[str, Any]]
-
-    def line(self, start: str) -> str: ...
-
-
 @dataclass
 class Ran:
     """The results of two workers that ran the script, and their shared folder."""
 
-    tasks: dict[str, Finished]
+    tasks: dict[str, Ended]
     shared: Path
     own: Path
     """The parent of each task's own folder."""
@@ -46,7 +37,7 @@ class Ran:
 @pytest.fixture(scope="module", params=[("newest", "keras"), ("tf215", "tf.keras")])
 def ran(
     request: pytest.FixtureRequest,
-    gang: Callable[..., dict[str, Finished]],
+    gang: Gang,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Ran:
     python, keras = request.param

@@ -7,40 +7,11 @@ import os
 import signal
 import time
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 
-
-class Ended(Protocol):
-    code: int
-    out: str
-    err: str
-    events: list[dict[str, Any]]
-
-    def of(self, kind: str) -> list[dict[str, Any]]: ...
-
-
-class Boot(Protocol):
-    def __call__(self, *argv: str, python: str = ..., env: dict[str, str] = ...) -> Ended: ...
-
-
-class Process(Protocol):
-    pid: int
-
-    def wait(self, timeout: float) -> int: ...
-
-
-class Task(Protocol):
-    process: Process
-    events: list[dict[str, Any]]
-
-    def end(self) -> Ended: ...
-
-
-class Start(Protocol):
-    def __call__(self, *argv: str, env: dict[str, str]) -> Task: ...
-
+from .conftest import Boot, Start
 
 LOOP = """
 from tfcluster_workers import reporting

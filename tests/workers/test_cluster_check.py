@@ -8,31 +8,20 @@ import re
 import types
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
+from tests.integration.live import free_ports
 
 from tfcluster_workers import reporting
 from tfcluster_workers.errors import ClusterChangedError, NotServingError
 from tfcluster_workers.hooks import cluster_check, keras_hooks, tf_config_changes, training_facts
 
-from .conftest import PYTHONS, free_ports
+from .conftest import PYTHONS, Boot
 
 TWO = {"worker": ["127.0.0.1:5001", "127.0.0.1:5002"]}
 GIVEN = {"cluster": TWO, "task": {"type": "worker", "index": 1}}
 TUTORIAL = {"worker": ["localhost:12345", "localhost:23456"]}
-
-
-class Ended(Protocol):
-    code: int
-    out: str
-    err: str
-
-    def of(self, kind: str) -> list[dict[str, Any]]: ...
-
-
-class Boot(Protocol):
-    def __call__(self, *argv: str, python: str = ..., env: dict[str, str] = ...) -> Ended: ...
 
 
 @dataclass

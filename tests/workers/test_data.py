@@ -3,31 +3,24 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.documentation import unprinted
 
-from .conftest import PYTHONS, WORKERS, clean_environment
+from .conftest import PYTHONS, run_plain
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(300)]
 
 HERE = Path(__file__).parent
 
 
-def run(*argv: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """Run `argv` under TensorFlow 2.15, which imports in a third of the time."""
-    environ = clean_environment() | {"PYTHONPATH": str(WORKERS)} | (env or {})
-    return subprocess.run(
-        [PYTHONS["tf215"], *argv], env=environ, capture_output=True, text=True, check=False
-    )
-
-
 @pytest.fixture(scope="module")
 def trials(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    done = run(str(HERE / "data_trials.py"), str(tmp_path_factory.mktemp("trials")))
+    script, folder = HERE / "data_trials.py", tmp_path_factory.mktemp("trials")
+    # TensorFlow 2.15 imports in a third of the time.
+    done = run_plain(PYTHONS["tf215"], str(script), str(folder))
     assert done.returncode == 0, done.stderr[-4000:]
     results: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return results

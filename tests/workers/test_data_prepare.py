@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from . import small_sources
-from .conftest import PYTHONS, WORKERS, clean_environment
+from .conftest import PYTHONS, WORKERS, clean_environment, run_plain
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -109,10 +109,7 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def summaries(data_dir: Path) -> dict[str, dict[str, Any]]:
     """Return the summaries of mnist, fashion_mnist and cifar10, by name."""
     script = [str(HERE / "small_sources.py"), str(data_dir), "mnist", "fashion_mnist", "cifar10"]
-    env = clean_environment() | {"PYTHONPATH": str(WORKERS)}
-    done = subprocess.run(
-        [PYTHONS["tf215"], *script], env=env, capture_output=True, text=True, check=False
-    )
+    done = run_plain(PYTHONS["tf215"], *script)
     assert done.returncode == 0, done.stderr[-4000:]
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     return {line["name"]: line for line in lines}
@@ -146,15 +143,9 @@ def test_a_job_builds_its_model_for_the_image_shape(
     summaries: dict[str, dict[str, Any]], data_dir: Path, tmp_path: Path
 ) -> None:
     argv = ["-m", "tfcluster_workers.jobs.keras_mnist", "--dataset", "cifar10", "--epochs", "1"]
-    env = clean_environment() | {"PYTHONPATH": str(WORKERS), "TFDS_DATA_DIR": str(data_dir)}
-    done = subprocess.run(
-        [PYTHONS["tf215"], *argv, "--global-batch", "8"],
-        env=env,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    batch = ("--global-batch", "8")
+    env = {"TFDS_DATA_DIR": str(data_dir)}
+    done = run_plain(PYTHONS["tf215"], *argv, *batch, cwd=tmp_path, **env)
     assert done.returncode == 0, done.stderr[-4000:]
     assert done.stdout.startswith("keras_mnist: cifar10 · worker:0 of 1")
     assert "test accuracy" in done.stdout

@@ -2,7 +2,7 @@
 
 There is no GPU here. `no_gpu_logs.txt` holds what TensorFlow 2.12 to 2.21 wrote on a machine
 without one, and with the stand-in for its driver (`tests/lab/stand_in_gpu.py`), each without lines
-that are about something else.
+that are about something else, and without releases that wrote what an earlier one did.
 """
 
 from __future__ import annotations

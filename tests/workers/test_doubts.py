@@ -4,23 +4,10 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any, Protocol
 
 import pytest
 
-from .conftest import PYTHONS
-
-
-class Ended(Protocol):
-    code: int
-    out: str
-    err: str
-
-    def of(self, kind: str) -> list[dict[str, Any]]: ...
-
-
-class Boot(Protocol):
-    def __call__(self, *argv: str, python: str = ...) -> Ended: ...
+from .conftest import PYTHONS, Boot, Ended
 
 
 def doubts(ended: Ended) -> list[tuple[str, str | None, int | None]]:

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from .conftest import PYTHONS, WORKERS, Finished, clean_environment
+from .conftest import PYTHONS, Ended, Gang, run_plain
 
 # Several TensorFlow processes on two busy cores.
 pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(300)]
 
 JOB = "tfcluster_workers.jobs.estimator_mnist"
-Ended = dict[str, Finished]
 
 
 @pytest.fixture(scope="module")
@@ -24,19 +20,15 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a data folder with a small `synthetic_digits`."""
     folder = tmp_path_factory.mktemp("tfds")
     script = Path(__file__).parent / "small_digits.py"
-    env = clean_environment() | {"PYTHONPATH": str(WORKERS)}
-    argv = [PYTHONS["tf215"], str(script), "--data-dir", str(folder)]
-    subprocess.run(argv, env=env, check=True, capture_output=True)
+    run_plain(PYTHONS["tf215"], str(script), "--data-dir", str(folder)).check_returncode()
     return folder
 
 
 @pytest.fixture(scope="module")
-def train(
-    gang: Callable[..., Ended], data_dir: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[..., Ended]:
+def train(gang: Gang, data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Gang:
     """Return a function that trains three steps: `train(*tasks)`."""
 
-    def run(*tasks: str) -> Ended:
+    def run(*tasks: str) -> dict[str, Ended]:
         place = tmp_path_factory.mktemp("estimator")
 
         def env(task: str) -> dict[str, str]:
@@ -54,43 +46,37 @@ def train(
 
 
 @pytest.fixture(scope="module")
-def two(train: Callable[..., Ended]) -> Ended:
+def two(train: Gang) -> dict[str, Ended]:
     return train("worker:0", "worker:1", "evaluator:0")
 
 
-def final_loss(task: Finished) -> float:
+def final_loss(task: Ended) -> float:
     (loss,) = re.findall(r"Loss for final step: ([\d.]+)\.$", task.text, re.MULTILINE)
     return float(loss)
 
 
-def test_two_workers_have_the_same_loss_as_one(train: Callable[..., Ended], two: Ended) -> None:
+def test_two_workers_have_the_same_loss_as_one(train: Gang, two: dict[str, Ended]) -> None:
     # The job uses momentum: Adam would hide a loss that is divided by the workers once too often.
     (alone,) = train("worker:0").values()
     for task in ("worker:0", "worker:1"):
         assert final_loss(two[task]) == pytest.approx(final_loss(alone), abs=1e-5)
 
 
-def test_the_evaluator_reports_that_it_is_alive_and_its_results(two: Ended) -> None:
+def test_the_evaluator_reports_that_it_is_alive_and_its_results(two: dict[str, Ended]) -> None:
     events = two["evaluator:0"].events
     assert {"type": "evaluated", "step": 3} in events
     assert {"type": "alive"} in events
     assert "evaluated step 3" in two["evaluator:0"].text
 
 
-def test_every_worker_reports_its_steps(two: Ended) -> None:
+def test_every_worker_reports_its_steps(two: dict[str, Ended]) -> None:
     for task in ("worker:0", "worker:1"):
         progress = [event for event in two[task].events if event["type"] == "progress"]
         assert {event["total_steps"] for event in progress if "total_steps" in event} == {3}
 
 
 def test_a_tensorflow_without_estimator_is_refused_with_the_fix() -> None:
-    refused = subprocess.run(
-        [PYTHONS["newest"], "-m", JOB],
-        env={**os.environ, "PYTHONPATH": str(WORKERS)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    refused = run_plain(PYTHONS["newest"], "-m", JOB)
     assert refused.returncode == 1
     last = refused.stderr.splitlines()[-1]
     assert last.startswith("estimator_mnist: TensorFlow 2.2")

@@ -11,10 +11,11 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from tests.integration.live import free_ports
 
 from tfcluster_workers.hooks import first_contact
 
-from .conftest import PYTHONS, Boot, free_ports
+from .conftest import PYTHONS, Boot
 
 FAR_S = 600.0
 

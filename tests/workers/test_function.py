@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import pickle
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.workers.conftest import Boot, Ended
+from tests.workers.conftest import Boot, Ended, run_plain
 
 from tfcluster import functions
 
@@ -186,15 +185,8 @@ def test_modules_beside_the_running_script_are_found(
 def test_without_hooks_it_runs_as_a_plain_module(tmp_path: Path, boot: Boot) -> None:
     names = defined(tmp_path / "train.py", SCRIPT)
     with functions.package(names["train"], (2,)) as placed:
-        workers = Path(functions.__file__).parents[2] / "workers"
-        done = subprocess.run(
-            [sys.executable, "-m", "tfcluster_workers.function", placed.folder],
-            env={"PYTHONPATH": str(workers)},
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        argv = ("-m", "tfcluster_workers.function", placed.folder)
+        done = run_plain(sys.executable, *argv, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "6 [''] __main__\n"), done.stderr
 
 

@@ -18,12 +18,11 @@ from typing import Any
 import pytest
 from tests.integration.commandline import CommandLine
 
-from .conftest import PYTHONS, REPOSITORY, Finished
+from .conftest import PYTHONS, REPOSITORY, Ended, Gang
 
 # Two processes of TensorFlow 2.21 on two cores that may be busy.
 pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(1200)]
 CASES = Path(__file__).with_name("keras3")
-Gang = Callable[..., dict[str, Finished]]
 Numbers = dict[str, dict[str, Any]]
 
 FIT = """
@@ -59,11 +58,11 @@ def case_names(kind: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def run(gang: Gang, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], list[Finished]]:
+def run(gang: Gang, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], list[Ended]]:
     """Return a function that runs all cases with N workers; each N runs once."""
 
     @cache
-    def run_cases(workers: int) -> list[Finished]:
+    def run_cases(workers: int) -> list[Ended]:
         tasks = [f"worker:{index}" for index in range(workers)]
         folder = tmp_path_factory.mktemp(f"{workers}w")
         target, env = ["module", "tests.workers.keras3"], {"PYTHONPATH": str(REPOSITORY)}
@@ -73,7 +72,7 @@ def run(gang: Gang, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int],
     return run_cases
 
 
-def numbers(ended: Finished) -> Numbers:
+def numbers(ended: Ended) -> Numbers:
     lines = [line.split(" ", 2) for line in ended.text.splitlines() if line.startswith("case ")]
     return {name: json.loads(found) for _, name, found in lines}
 
@@ -89,9 +88,7 @@ def leaves(found: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 @pytest.mark.next
 @pytest.mark.parametrize("case", case_names("case"))
-def test_two_workers_give_the_numbers_of_one(
-    run: Callable[[int], list[Finished]], case: str
-) -> None:
+def test_two_workers_give_the_numbers_of_one(run: Callable[[int], list[Ended]], case: str) -> None:
     one, (first, second) = run(1)[0], run(2)
     alone, together = numbers(one)[case], numbers(first)[case]
     assert "error" not in alone, f"{alone['error']}\n{one.text[-3000:]}"
@@ -105,7 +102,7 @@ def test_two_workers_give_the_numbers_of_one(
 @pytest.mark.next
 @pytest.mark.parametrize("refused", case_names("refusal"))
 def test_an_unsupported_feature_is_refused_with_the_fix(
-    run: Callable[[int], list[Finished]], refused: str
+    run: Callable[[int], list[Ended]], refused: str
 ) -> None:
     error = numbers(run(2)[0])[refused]["error"]
     assert error.startswith("Keras3Error: ")
@@ -118,7 +115,7 @@ def test_an_unsupported_feature_is_refused_with_the_fix(
 
 @pytest.mark.next
 def test_the_chief_logs_once_that_keras_is_patched(
-    run: Callable[[int], list[Finished]],
+    run: Callable[[int], list[Ended]],
 ) -> None:
     counts = [ended.text.count(ANNOUNCED) for ended in (*run(2), *run(1))]
     assert counts == [1, 0, 0]
@@ -133,7 +130,7 @@ def test_a_script_fails_without_the_patch_and_works_with_it(
     (tmp_path / "job.py").write_text(FIT.format(imported=SPELLINGS[spelling]))
     tasks, target = ["worker:0", "worker:1"], ["script", str(tmp_path / "job.py")]
 
-    def train(**env: str) -> list[Finished]:
+    def train(**env: str) -> list[Ended]:
         ended = gang(PYTHONS["newest"], tasks, target, cwd=tmp_path, env=lambda task: env)
         return [ended[task] for task in tasks]
 

@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
 
 import pytest
 
-from .conftest import PYTHONS
+from .conftest import PYTHONS, Gang
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(400)]
-
-
-class Finished(Protocol):
-    code: int
-    text: str
-    events: list[dict[str, Any]]
 
 
 JOB = """
@@ -48,10 +40,8 @@ while handler.total_run_calls < 2000:
 """
 
 
-@pytest.mark.parametrize("tensorflow", list(PYTHONS))
-def test_preempted_workers_save_together_and_report_it(
-    gang: Callable[..., dict[str, Finished]], tmp_path: Path, tensorflow: str
-) -> None:
+def test_preempted_workers_save_together_and_report_it(gang: Gang, tmp_path: Path) -> None:
+    """The newest TensorFlow: tests/integration/jobs/test_custom_loop.py."""
     (tmp_path / "job.py").write_text(JOB)
     fault = {"fault": "term worker:1 at step 20", "do": "term", "place": "step", "number": 20}
 
@@ -63,7 +53,7 @@ def test_preempted_workers_save_together_and_report_it(
         }
 
     ended = gang(
-        PYTHONS[tensorflow],
+        PYTHONS["tf215"],
         ["worker:0", "worker:1"],
         ["script", str(tmp_path / "job.py")],
         cwd=tmp_path,

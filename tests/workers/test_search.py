@@ -8,21 +8,10 @@ imports TensorFlow. tests/integration/jobs/test_tuner.py shows that the real one
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Protocol
 
 import pytest
 
-
-class Ended(Protocol):
-    code: int
-    out: str
-    err: str
-    events: list[dict[str, Any]]
-
-
-class Boot(Protocol):
-    def __call__(self, *argv: str, python: str = ...) -> Ended: ...
-
+from .conftest import Boot
 
 ENGINE = """
 from types import SimpleNamespace as Trial

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 
 import pytest
@@ -11,7 +10,7 @@ import pytest
 from tfcluster_workers import context, server
 from tfcluster_workers.errors import NotServingError
 
-from .conftest import WORKERS, clean_environment
+from .conftest import run_plain
 
 
 def tf_config(task: str, *jobs: str) -> str:
@@ -53,17 +52,8 @@ def test_a_strategy_in_a_server_task_is_refused_with_the_fix(
 def test_the_module_reports_why_it_cannot_serve(
     task: str, jobs: tuple[str, ...], reason: str
 ) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "tfcluster_workers.server"],
-        env={
-            **clean_environment(),
-            "PYTHONPATH": str(WORKERS),
-            "TF_CONFIG": tf_config(task, *jobs),
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    config = tf_config(task, *jobs)
+    done = run_plain(sys.executable, "-m", "tfcluster_workers.server", TF_CONFIG=config)
     assert done.returncode == 1
     assert reason in done.stderr
     assert len(done.stderr.splitlines()) == 1

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import socket
-import subprocess
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,7 +12,7 @@ import pytest
 from tfcluster_workers import strategy
 from tfcluster_workers.errors import NoTpuError
 
-from .conftest import PYTHONS, WORKERS
+from .conftest import PYTHONS, run_plain
 
 
 @dataclass(frozen=True)
@@ -88,12 +86,6 @@ def test_tensorflow_resolver_that_waits_for_the_metadata_server_times_out() -> N
         mute.bind(("127.0.0.1", 0))
         mute.listen()
         host = f"127.0.0.1:{mute.getsockname()[1]}"
-        ended = subprocess.run(
-            [PYTHONS["tf215"], "-c", code],
-            env=os.environ
-            | {"PYTHONPATH": str(WORKERS), "TPU_NAME": "my-tpu", "GCE_METADATA_HOST": host},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        python = PYTHONS["tf215"]
+        ended = run_plain(python, "-c", code, TPU_NAME="my-tpu", GCE_METADATA_HOST=host)
     assert "the resolver did not answer within 2 s" in ended.stdout

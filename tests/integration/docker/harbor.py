@@ -74,7 +74,3 @@ class Harbor:
 def ended(run: Live, code: int = 0) -> Live:
     assert run.end(HANG_S) == code, run.said()
     return run
-
-
-def of_type(run: Live, kind: str) -> list[dict[str, Any]]:
-    return [event for event in run.events() if event["type"] == kind]

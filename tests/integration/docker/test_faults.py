@@ -22,13 +22,13 @@ from tests.integration.saving import SAVES
 from tests.lab.docker_images import STUB
 from tests.lab.dockerd import Dockerd
 
-from .harbor import HANG_S, RELEASE, Harbor, ended, of_type
+from .harbor import HANG_S, RELEASE, Harbor, ended
 
 pytestmark = pytest.mark.slow
 
 
 def reason_of_restart(run: Live) -> str:
-    return str(of_type(run, "restarting")[0]["reason"])
+    return str(run.of_type("restarting")[0]["reason"])
 
 
 def test_a_killed_container_is_replaced(harbor: Harbor) -> None:
@@ -80,10 +80,10 @@ def test_a_gang_takes_a_container_in_again_once_it_can_be_made(harbor: Harbor, i
     harbor.docker("rmi", "--force", image)
     harbor.docker("kill", harbor.container(run, "worker-2"))
     wait_for(lambda: "2 workers" in run.log("worker:0", 2), timeout=HANG_S, what="a gang of two")
-    assert not of_type(run, "node_back")
+    assert not run.of_type("node_back")
     harbor.docker("tag", STUB, image)
     ended(run)
-    assert of_type(run, "restarting")[-1]["reason"] == "worker:2 is back: growing to 3 workers"
+    assert run.of_type("restarting")[-1]["reason"] == "worker:2 is back: growing to 3 workers"
     assert "3 workers from step" in run.log("worker:2", 3)
 
 
@@ -106,7 +106,7 @@ def test_a_container_that_is_unpaused_in_time_loses_nothing(harbor: Harbor) -> N
     harbor.release(run)
     ended(run)
     assert is_whole(run.log("worker:1"))
-    assert not of_type(run, "restarting")
+    assert not run.of_type("restarting")
 
 
 GREEDY = """
@@ -123,7 +123,7 @@ def test_a_task_over_its_memory_limit_is_named(harbor: Harbor) -> None:
         harbor.spec(GREEDY, resources={"memory": "80m"}, supervision={"max_restarts": 0})
     )
     ended(run, 1)
-    (diagnosis,) = of_type(run, "diagnosis")
+    (diagnosis,) = run.of_type("diagnosis")
     assert diagnosis["root_cause"]["task"] == "worker:1"
     assert diagnosis["root_cause"]["kind"] == "out_of_memory", diagnosis
 
@@ -133,11 +133,11 @@ def test_a_container_taken_off_the_network_is_named_and_reconnected(harbor: Harb
     run.wait_for_line("step 5")
     harbor.docker("network", "disconnect", run.run_id, harbor.container(run))
     ended(run)
-    (cause,) = (event["root_cause"] for event in of_type(run, "diagnosis"))
+    (cause,) = (event["root_cause"] for event in run.of_type("diagnosis"))
     assert (cause["kind"], cause["node"]) == ("link_lost", "worker-1"), cause
     said = " ".join(run.said().split())
     assert f"{harbor.container(run)} was taken off the network {run.run_id}" in said
-    assert len(of_type(run, "restarting")) == 1
+    assert len(run.of_type("restarting")) == 1
 
 
 def test_a_daemon_that_is_down_for_a_while_stops_no_task(
@@ -148,28 +148,15 @@ def test_a_daemon_that_is_down_for_a_while_stops_no_task(
     run = harbor.up(harbor.spec(lasts=True))
     run.wait_for_line("line 5")
     dockerd.stop()
-    wait_for(lambda: of_type(run, "node_unreachable"), what="the loss of a container")
+    wait_for(lambda: run.of_type("node_unreachable"), what="the loss of a container")
     dockerd.start()
     harbor.release(run)
     ended(run)
     for task in ("worker:0", "worker:1"):
         assert is_whole(run.log(task))
-    assert not of_type(run, "restarting")
+    assert not run.of_type("restarting")
     assert harbor.left() == []
     dockerd.restart(live_restore=False)
-
-
-def test_a_daemon_that_ends_its_containers_costs_a_restart(
-    dockerd: Dockerd, shell: CommandLine
-) -> None:
-    harbor = Harbor(shell, dockerd.docker)
-    run = harbor.up(harbor.spec(count=3, lasts=True, supervision={"backoff_s": 0}))
-    run.wait_for_line("line 5")
-    dockerd.restart()
-    ended(run)
-    assert "its container" in reason_of_restart(run)
-    assert len(of_type(run, "restarting")) == 1
-    assert harbor.left() == []
 
 
 def test_a_daemon_that_does_not_come_back_ends_the_run(
@@ -250,13 +237,6 @@ def assert_removed_by_the_sweeper(harbor: Harbor, run: Live) -> None:
     # The sweeper checks twice: an order may have been under way when the coordinator was killed.
     wait_for(lambda: not sweepers(run.run_id), what="the sweeper has ended")
     assert harbor.shell.run("down", run.run_id).code == 0
-
-
-def test_a_killed_coordinator_leaves_nothing(harbor: Harbor) -> None:
-    run = harbor.up(harbor.spec(lasts=True))
-    run.wait_for_line("line 3")
-    os.kill(run.state()["pid"], signal.SIGKILL)
-    assert_removed_by_the_sweeper(harbor, run)
 
 
 def test_containers_that_a_killed_sweeper_left_are_shown_and_removed_by_label(

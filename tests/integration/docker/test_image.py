@@ -6,7 +6,7 @@ import json
 import re
 
 import pytest
-from tests.lab.docker_images import MARK, ROOT, STUB, WORKERS
+from tests.lab.docker_images import MARK, ROOT, STUB, WORKER
 from tests.lab.dockerd import Docker
 
 from tfcluster.backends.docker import worker_image
@@ -18,8 +18,7 @@ LOOK = """
 import os
 import tensorflow as tf, tensorflow_datasets, keras_tuner
 print(os.getuid(), tf.__version__, tf.reduce_sum(tf.ones([2, 3])).numpy())
-if not tf.__version__.startswith("2.15."):
-    import tf_keras
+import tf_keras
 """
 WRITE = """
 import getpass, os, pathlib, sys
@@ -36,13 +35,6 @@ for top in ("/opt", "/home", "/root", "/tmp", "/var", "/run", "/mnt", "/etc"):
             path = os.path.join(at, name)
             print(path)
 """
-
-
-def pinned(image: str) -> str:
-    """Return the version of TensorFlow that the constraints pin."""
-    options = WORKERS[image]
-    asked = options[1] if options else None
-    return worker_image.choose(asked, ROOT / "constraints").version
 
 
 def which(*tools: str) -> str:
@@ -63,11 +55,6 @@ def occurrences(docker: Docker, image: str, *texts: str) -> list[int]:
             last = piece[-overlap:]
     assert saving.returncode == 0
     return counts
-
-
-@pytest.fixture(scope="module", params=WORKERS)
-def image(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
 
 
 @pytest.mark.slow
@@ -99,29 +86,25 @@ class TestWithoutTensorFlow:
 class TestWithTensorFlow:
     """The image that trains."""
 
-    def test_an_unknown_user_can_import_tensorflow(self, worker_docker: Docker, image: str) -> None:
-        run = ("run", "--rm", "--user", NOBODY, "--network", "none", image, "python3", "-c", LOOK)
+    def test_an_unknown_user_can_import_tensorflow(self, worker_docker: Docker) -> None:
+        run = ("run", "--rm", "--user", NOBODY, "--network", "none", WORKER, "python3", "-c", LOOK)
         uid, version, total = worker_docker(*run, timeout=200).split()
         assert (uid, total) == ("31337", "6.0")
-        assert version == pinned(image)
+        assert version == worker_image.choose(None, ROOT / "constraints").version
 
-    def test_its_user_is_not_root(self, worker_docker: Docker, image: str) -> None:
-        assert worker_docker("run", "--rm", image, "id", "-u") == "1000"
+    def test_its_user_is_not_root(self, worker_docker: Docker) -> None:
+        assert worker_docker("run", "--rm", WORKER, "id", "-u") == "1000"
 
-    def test_neither_history_nor_settings_hold_a_secret(
-        self, worker_docker: Docker, image: str
-    ) -> None:
-        shown = worker_docker("history", "--no-trunc", "--format", "{{.CreatedBy}}", image)
-        shown += worker_docker("image", "inspect", image)
+    def test_neither_history_nor_settings_hold_a_secret(self, worker_docker: Docker) -> None:
+        shown = worker_docker("history", "--no-trunc", "--format", "{{.CreatedBy}}", WORKER)
+        shown += worker_docker("image", "inspect", WORKER)
         assert "pip-install" in shown
         assert not re.search(r"://|BEGIN CERTIFICATE|index|trusted-host", shown)
         for variable in ("https_proxy", "PIP_"):
             assert variable not in shown
 
-    def test_no_secret_no_compiler_and_no_cache_is_in_its_files(
-        self, worker_docker: Docker, image: str
-    ) -> None:
-        said = worker_docker("run", "--rm", "--user", "0", image, "python3", "-IS", "-c", FIND)
+    def test_its_files_hold_no_secret_no_compiler_and_no_cache(self, worker_docker: Docker) -> None:
+        said = worker_docker("run", "--rm", "--user", "0", WORKER, "python3", "-IS", "-c", FIND)
         files = said.splitlines()
         assert any("site-packages/tensorflow/" in path for path in files)
         assert not [path for path in files if path.startswith(("/run/secrets", "/opt/pip", "/mnt"))]
@@ -129,21 +112,17 @@ class TestWithTensorFlow:
         assert not [path for path in files if path.startswith(("/tmp/", "/root/", "/home/"))
                     and not re.search(r"/\.(bash|profile)\w*$", path)]  # fmt: skip
         assert not [path for path in files if "/site-packages/pip/" in path]
-        found = worker_docker("run", "--rm", image, "sh", "-c", which(*TOOLS, "pip", "python3"))
+        found = worker_docker("run", "--rm", WORKER, "sh", "-c", which(*TOOLS, "pip", "python3"))
         assert found == "/opt/tf/bin/python3"
 
-    def test_the_configuration_of_pip_is_in_no_layer(
-        self, worker_docker: Docker, image: str
-    ) -> None:
+    def test_the_configuration_of_pip_is_in_no_layer(self, worker_docker: Docker) -> None:
         """No layer has it as a file, not even as one that a later layer removes."""
-        marks, modules = occurrences(worker_docker, image, MARK, "tensorflow/__init__.py")
+        marks, modules = occurrences(worker_docker, WORKER, MARK, "tensorflow/__init__.py")
         assert (marks, modules > 0) == (0, True)
 
-    def test_the_image_has_at_most_five_layers_with_content(
-        self, worker_docker: Docker, image: str
-    ) -> None:
+    def test_the_image_has_at_most_five_layers_with_content(self, worker_docker: Docker) -> None:
         """Each layer is ours or the base's; TensorFlow has its own, so the others travel fast."""
-        history = worker_docker("history", "--no-trunc", "--format", "{{json .}}", image)
+        history = worker_docker("history", "--no-trunc", "--format", "{{json .}}", WORKER)
         layers = [json.loads(line) for line in history.splitlines()]
         real = [layer for layer in layers if layer["Size"] != "0B"]
         assert len(real) <= 5

@@ -11,7 +11,7 @@ import pytest
 from tests.integration.hosts.office import COUNT
 from tests.lab.docker_images import BASE
 
-from .harbor import Harbor, ended, of_type
+from .harbor import Harbor, ended
 
 pytestmark = pytest.mark.slow
 
@@ -134,7 +134,7 @@ def test_one_ctrl_c_ends_the_run_and_its_containers(harbor: Harbor) -> None:
     run.wait_for_line("line 3")
     run.process.send_signal(2)
     ended(run, 130)
-    assert {event["ended_by"] for event in of_type(run, "task_exited")} == {"tfcluster"}
+    assert {event["ended_by"] for event in run.of_type("task_exited")} == {"tfcluster"}
 
 
 def test_ctrl_c_while_containers_start_leaves_none(harbor: Harbor) -> None:
@@ -183,25 +183,9 @@ with open(folder + "/ckpt-1.index", "wb") as file:  # as TensorFlow's end
 """
 
 
-def test_checkpoints_that_are_not_gathered_can_be_fetched_from_the_containers(
-    harbor: Harbor,
-) -> None:
-    run = ended(harbor.up(harbor.spec(SAVE), "--no-gather"))
-    said = " ".join(run.said().split())
-    chief = harbor.container(run, "worker-0")
-    command = said.partition("are on worker-0: ")[2].partition(" . ")[0]
-    assert command.startswith(f"docker cp {chief}:/"), said
-    fetched = harbor.shell.root / "fetched"
-    harbor.docker("cp", command.split()[2], str(fetched))
-    assert (fetched / "ckpt-1.data-00000-of-00001").read_text() == "weights"
-    assert f"the containers stay: {chief}" in said
-    done = harbor.shell.run("down", run.run_id)
-    assert done.code == 0, done.err
-
-
 def test_a_checkpoint_is_gathered_from_a_container(harbor: Harbor) -> None:
     run = ended(harbor.up(harbor.spec(SAVE)))
-    (gathered,) = of_type(run, "checkpoint_gathered")
+    (gathered,) = run.of_type("checkpoint_gathered")
     data = run.folder / f"{gathered['path']}.data-00000-of-00001"
     assert data.read_text() == "weights"
     assert data.stat().st_uid == os.getuid()

@@ -11,30 +11,26 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tests.integration.faults.seen import Observation, observe
+from tests.integration.live import free_ports
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 PYTHONS = {"newest": ROOT / ".venv/bin/python", "tf215": ROOT / ".venv-tf215/bin/python"}
 RECORDINGS = HERE / "recordings.json"
 TASKS = ("worker:0", "worker:1")
-SILENCE_S = 65.0
-"""The time for which a task that waits for a missing peer is watched."""
-SWALLOW_S = 5.0
-"""The time for which a task is watched after SIGTERM."""
 HANG_S = 120.0
 
 
@@ -124,14 +120,6 @@ def clean_environment() -> dict[str, str]:
     return kept | {"CUDA_VISIBLE_DEVICES": "-1", "PYTHONUNBUFFERED": "1"}
 
 
-def free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        held = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for sock in held:
-            sock.bind(("127.0.0.1", 0))
-        return [int(sock.getsockname()[1]) for sock in held]
-
-
 # -- situations: each returns the observations of its tasks --------------------------------------
 
 
@@ -153,25 +141,6 @@ def peer_fails(tensorflow: str, fault: str) -> dict[str, Observation]:
         }
 
 
-def peer_never_starts(tensorflow: str) -> dict[str, Observation]:
-    """Observe each task alone, both at the same time; after SILENCE_S they get SIGTERM."""
-    found = {}
-    with ExitStack() as stack:
-        gangs = {task: stack.enter_context(bare(tensorflow)) for task in TASKS}
-        for task, gang in gangs.items():
-            gang.start(task)
-        began = time.time()
-        time.sleep(SILENCE_S)
-        for task, gang in gangs.items():
-            waiting = gang.processes[task]
-            found[f"waiting {task}"] = waiting.observe(began)
-            waiting.popen.send_signal(signal.SIGTERM)
-        time.sleep(SWALLOW_S)
-        for task, gang in gangs.items():
-            found[f"terminated {task}"] = gang.processes[task].observe(began)
-    return found
-
-
 def port_is_taken(tensorflow: str) -> dict[str, Observation]:
     with bare(tensorflow) as gang, socket.socket() as thief:
         thief.bind(("0.0.0.0", gang.ports[1]))
@@ -182,25 +151,13 @@ def port_is_taken(tensorflow: str) -> dict[str, Observation]:
         return {"victim": victim.observe(began)}
 
 
-def import_fails(tensorflow: str) -> dict[str, Observation]:
-    with bare(tensorflow) as gang:
-        culprit = gang.start("worker:1", "import-error worker:1 before-join")
-        gang.wait("worker:1")
-        began = culprit.fault_at()
-        assert began is not None
-        return {"culprit": culprit.observe(began)}
-
-
-GANG_FAULTS = tuple(
-    f"{kind} {task} training"
-    for kind in ("sigkill", "sigstop", "sigterm", "exception", "exit-3")
-    for task in TASKS
-)
 SITUATIONS: dict[str, Callable[[str], dict[str, Observation]]] = {
-    **{fault: partial(peer_fails, fault=fault) for fault in GANG_FAULTS},
-    "never-starts": peer_never_starts,
+    **{
+        fault: partial(peer_fails, fault=fault)
+        for kind in ("sigkill", "sigstop", "sigterm", "exception", "exit-3")
+        for fault in (f"{kind} {task} training" for task in TASKS)
+    },
     "port-thief": port_is_taken,
-    "import-error": import_fails,
 }
 
 

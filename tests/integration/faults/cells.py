@@ -119,12 +119,3 @@ def exists(cell: Cell) -> bool:
 
 TABLE = tuple(filter(exists, (Cell(*names) for names in product(KINDS, ROLES, PHASES))))
 """Every cell that can exist."""
-
-COVER = tuple(
-    cell
-    for cell in TABLE
-    if cell.kind in EMPTY
-    or (cell.phase, cell.role)
-    in {("before-join", "chief"), ("training", "other"), ("saving", "chief")}
-)
-"""The cells that cover each kind once per role and once per phase."""

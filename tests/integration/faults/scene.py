@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from tests.integration.commandline import CommandLine, wait_for
+from tests.integration.run_folder import RunFolder
 
 from .cells import Cell
 
@@ -24,28 +25,21 @@ MEMORY_GROUPS = Path("/sys/fs/cgroup/memory")
 UNIFIED_GROUPS = Path("/sys/fs/cgroup")
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(RunFolder):
     """The output and the run folder of a run that has ended."""
 
-    code: int
-    said: str
-    folder: Path
-    events: list[dict[str, Any]]
-    state: dict[str, Any]
+    def __init__(self, code: int, said: str, folder: Path) -> None:
+        self.code, self.said, self._folder = code, said, folder
 
-    def of(self, kind: str) -> list[dict[str, Any]]:
-        return [event for event in self.events if event["type"] == kind]
-
-    def log(self, task: str, attempt: int) -> str:
-        path = self.folder / "logs" / f"attempt-{attempt}" / f"{task.replace(':', '-')}.log"
-        return path.read_text(errors="replace") if path.exists() else ""
+    @property
+    def folder(self) -> Path:
+        return self._folder
 
     def last_output(self) -> str:
         """Return the end of the output, events and logs, as the message of a failed assertion."""
         logs = sorted(self.folder.glob("logs/*/*.log"))
         ends = [f"{log}:\n{log.read_text(errors='replace')[-1500:]}" for log in logs]
-        kept = [e for e in self.events if e["type"] not in {"progress", "checkpoint_gathered"}]
+        kept = [e for e in self.events() if e["type"] not in {"progress", "checkpoint_gathered"}]
         return "\n".join([self.said[-3000:], *map(str, kept), *ends])
 
 
@@ -103,7 +97,7 @@ def play(shell: CommandLine, cell: Cell, job: Job, *, workers: int) -> Ended:
     else:
         done = shell.run(*command, timeout=job.timeout_s)
     assert shell.runs(), done.err
-    return Ended(done.code, done.err, shell.last_run(), shell.events(), shell.state())
+    return Ended(done.code, done.err, shell.last_run())
 
 
 def check(shell: CommandLine, ended: Ended, cell: Cell, *, workers: int, trained: Trained) -> None:
@@ -111,12 +105,12 @@ def check(shell: CommandLine, ended: Ended, cell: Cell, *, workers: int, trained
     expected, tasks = cell.expected, [f"worker:{index}" for index in range(workers)]
     assert ended.code == expected.code, ended.last_output()
     status = {0: "succeeded", 1: "failed", 4: "timed_out"}[expected.code]
-    assert ended.state["status"] == status
+    assert ended.state()["status"] == status
     check_root_cause(ended, cell)
     if cell.chaos is not None:
-        assert [event["fault"] for event in ended.of("chaos_injected")] == [cell.chaos]
-    assert ended.state["attempt"] == expected.attempts, ended.last_output()
-    assert len(ended.of("restarting")) == expected.attempts - 1
+        assert [event["fault"] for event in ended.of_type("chaos_injected")] == [cell.chaos]
+    assert ended.state()["attempt"] == expected.attempts, ended.last_output()
+    assert len(ended.of_type("restarting")) == expected.attempts - 1
     if expected.attempts > 1:
         check_resumed(ended, expected.from_steps, tasks)
     if expected.code == 0:
@@ -124,14 +118,14 @@ def check(shell: CommandLine, ended: Ended, cell: Cell, *, workers: int, trained
             found = Trained.of(ended.log(task, expected.attempts))
             assert found.is_close(trained), (task, found, trained)
     assert shell.left() == []
-    ports = [port for event in ended.of("ports_held") for port in event["ports"].values()]
+    ports = [port for event in ended.of_type("ports_held") for port in event["ports"].values()]
     assert len(ports) >= workers
     # No process of this run lives; another test that took one of the ports will release it.
     wait_for(lambda: not any(map(is_held, ports)), what=f"the release of the ports {ports}")
 
 
 def check_root_cause(ended: Ended, cell: Cell) -> None:
-    diagnoses = ended.of("diagnosis")
+    diagnoses = ended.of_type("diagnosis")
     if cell.expected.root_cause is None:
         assert diagnoses == [], ended.last_output()
         return
@@ -160,7 +154,7 @@ def check_resumed(ended: Ended, steps: Sequence[int], tasks: Sequence[str]) -> N
     saves = re.findall(r"^saved step (\d+)$", ended.log(tasks[0], 1), re.M)
     assert start in steps, ended.last_output()
     assert start >= int(saves[-1] if saves else 0), ended.last_output()
-    (restarting,) = ended.of("restarting")
+    (restarting,) = ended.of_type("restarting")
     assert (restarting["attempt"], restarting.get("from_step")) == (2, start or None)
 
 

@@ -13,7 +13,7 @@ from tests.integration.commandline import CommandLine, Done
 
 from .scene import copy_jobs
 
-RUNS, AT_ONCE = 50, 2
+RUNS, AT_ONCE = 20, 2
 THIEF = Path(__file__).with_name("thief.py")
 
 
@@ -26,7 +26,7 @@ def thief() -> Iterator[subprocess.Popen[str]]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_fifty_runs_keep_their_ports_beside_a_port_thief(
+def test_twenty_runs_keep_their_ports_beside_a_port_thief(
     shell: CommandLine, thief: subprocess.Popen[str]
 ) -> None:
     copy_jobs(shell.cwd)

@@ -7,7 +7,7 @@ import hashlib
 import pytest
 from tests.integration.commandline import CommandLine
 
-from .cells import COVER, TABLE, Cell
+from .cells import TABLE, Cell
 from .scene import Job, Trained, check, play
 
 STEPS = 30
@@ -31,24 +31,24 @@ def stub(like: str, cell: Cell) -> Job:
     )
 
 
-QUICK = {cell.kind: cell for cell in COVER if (cell.kind, cell.phase) != ("sigstop", "before-join")}
-"""A cell of each kind.
+QUICK = {cell.kind: cell for cell in TABLE if (cell.kind, cell.phase) != ("sigstop", "before-join")}
+"""A cell of each kind, for `make test-fast`.
 
 The task that stops before it has joined is left out: it takes ten seconds.
 """
 
 
 @pytest.mark.parametrize(
-    ("cell", "like"), [(cell, LIKE[n % 2]) for n, cell in enumerate(QUICK.values())], ids=str
+    ("cell", "like", "workers"),
+    [
+        pytest.param(
+            *(cell, LIKE[number % 2], 2 + number // 2 % 2),
+            marks=() if cell in QUICK.values() else pytest.mark.slow,
+        )
+        for number, cell in enumerate(TABLE)
+    ],
+    ids=str,
 )
-def test_each_kind_of_fault(shell: CommandLine, cell: Cell, like: str) -> None:
-    ended = play(shell, cell, stub(like, cell), workers=2)
-    check(shell, ended, cell, workers=2, trained=trained())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("like", LIKE)
-@pytest.mark.parametrize("cell", TABLE, ids=str)
-def test_every_cell_of_the_table(shell: CommandLine, cell: Cell, like: str) -> None:
-    ended = play(shell, cell, stub(like, cell), workers=3)
-    check(shell, ended, cell, workers=3, trained=trained())
+def test_every_cell_of_the_table(shell: CommandLine, cell: Cell, like: str, workers: int) -> None:
+    ended = play(shell, cell, stub(like, cell), workers=workers)
+    check(shell, ended, cell, workers=workers, trained=trained())

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tests.integration.commandline import read_events
+from tests.integration.run_folder import RunFolder
 from tests.lab.machines import Lab, Machine
 
 T = TypeVar("T")
@@ -143,7 +143,7 @@ class Office:
             self.left[host.name] = (processes, files)
 
 
-class Run:
+class Run(RunFolder):
     """A `tfcluster` command that was started at a desk, and its run in the folder `runs`."""
 
     def __init__(self, process: subprocess.Popen[str], runs: Path) -> None:
@@ -167,24 +167,7 @@ class Run:
     @property
     def waits_for(self) -> str:
         """What the run waits for, as `status` shows it."""
-        return json.loads((self.folder / "state.json").read_text())["waits_for"] or ""
-
-    def events(self) -> list[dict[str, Any]]:
-        return read_events(self.folder)
-
-    def of_type(self, kind: str) -> list[dict[str, Any]]:
-        return [event for event in self.events() if event["type"] == kind]
-
-    def log(self, task: str, attempt: int = 1) -> str:
-        path = self.folder / "logs" / f"attempt-{attempt}" / f"{task.replace(':', '-')}.log"
-        return path.read_text() if path.exists() else ""
-
-    def has_line(self, text: str, task: str) -> bool:
-        """Return whether a complete line of the task's log contains `text`.
-
-        An unbuffered `print` writes each of its arguments separately.
-        """
-        return any(text in line for line in self.log(task).split("\n")[:-1])
+        return self.state()["waits_for"] or ""
 
     def wait_for_line(self, text: str, *tasks: str) -> None:
         """Wait until each of `tasks` has written a line with `text`."""

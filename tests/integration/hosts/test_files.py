@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import stat
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +36,6 @@ while not os.path.exists("go-on"):
     time.sleep(0.1)
 write(curves + "/events.out.tfevents.1", b"end")
 """
-
-
-def permissions_of_others(folder: Path) -> set[int]:
-    """Return the permission bits of group and others on all files and folders below."""
-    return {stat.S_IMODE(path.lstat().st_mode) & 0o077 for path in folder.rglob("*")}
 
 
 def most_kilobytes(machine: Machine, words: str) -> int:
@@ -102,37 +96,6 @@ def test_a_large_checkpoint_is_gathered_while_the_task_continues(office: Office)
     let_the_task_end(host)
     assert run.end() == 0, run.said
     assert curve.read_bytes() == b"begin end"
-
-
-def test_files_sent_to_a_host_are_private_to_its_user(office: Office) -> None:
-    (host,) = office.add_hosts(1)
-    office.write("deep/er/data.txt", "x")
-    os.chmod(office.desk / "deep/er/data.txt", 0o666)
-    run = office.up(
-        office.spec("import os, time\nwhile not os.path.exists('go-on'): time.sleep(.1)")
-    )
-    run.wait_for_event("task_started")
-    (work,) = until(
-        lambda: list((host.root / ".cache/tfcluster/nodes").glob("*/*/work")), "the code"
-    )
-    assert permissions_of_others(work) == {0}
-    assert stat.S_IMODE(work.stat().st_mode) == 0o700
-    assert permissions_of_others(host.root / ".cache/tfcluster/files") <= {0}
-    let_the_task_end(host)
-    assert run.end() == 0, run.said
-
-
-def test_a_listing_of_several_pages_arrives_whole(office: Office) -> None:
-    office.add_hosts(1)
-    script = (
-        "import os\n"
-        "for number in range(4000):\n"
-        "    open(f'{number:04}' + 'x' * 240 + '.txt', 'w').close()\n"
-    )
-    run = office.up(office.spec(script, checkpoints={"outputs": ["3999*.txt"]}))
-    assert run.end() == 0, run.said
-    (gathered,) = (run.folder / "outputs").iterdir()
-    assert gathered.name.startswith("3999")
 
 
 SAVES_AND_LEAVES = """

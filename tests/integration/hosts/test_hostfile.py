@@ -30,15 +30,3 @@ def test_a_file_of_hosts_defines_the_cluster_and_the_run_records_it(office: Offi
         "*": {"python": sys.executable},
         first.address: {"ssh": f"root@{first.address}"},
     }
-
-
-def test_a_script_runs_on_hosts_without_a_spec(office: Office) -> None:
-    first, second = office.add_hosts(2)
-    office.write("far.py", "import os; print(os.environ['TFCLUSTER_TASK'])")
-    desk = office.spec().parent
-    hosts = f"{first.address}:2,{second.address}"
-    where = ("--set", f"job.workdir={desk}", "--python", sys.executable)
-    run = office.start("run", "--hosts", hosts, *where, "far.py")
-    assert run.end() == 0, run.said
-    for number in range(3):
-        assert f"worker:{number} │ worker:{number}\n" in run.said

@@ -17,7 +17,6 @@ from tests.integration.jobs.lab import PYTHONS
 from tests.lab.machine import Machine
 
 from .office import Office, one, until
-from .test_training import RESTORE
 
 COMMAND = str(Path(sys.executable).with_name("tfcluster"))
 FINDS = """
@@ -166,21 +165,6 @@ def test_each_machine_finds_its_own_tasks_and_a_scheduler_can_end_them(hall: Hal
 @pytest.mark.slow
 @pytest.mark.tensorflow
 @pytest.mark.timeout(300)
-def test_the_checkpoint_on_the_chiefs_machine_gives_the_metrics_of_all_workers(hall: Hall) -> None:
-    first, *others = joined = hall.train((1, 1, 1), "--epochs=1", "--examples=192")
-    for machine in joined:
-        assert machine.end() == 0, machine.said
-    assert not any(checkpoints(other) for other in others)
-    loss, accuracy = restored(first)
-    for index, machine in enumerate(joined):
-        accuracy_here = logged(machine, f"worker:{index}", "test accuracy")
-        assert accuracy_here == pytest.approx(accuracy, abs=5e-5)
-        assert logged(machine, f"worker:{index}", "test loss") == pytest.approx(loss, abs=1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.tensorflow
-@pytest.mark.timeout(300)
 def test_two_workers_of_one_machine_train_with_one_of_another(hall: Hall) -> None:
     pair, third = hall.train((2, 1), "--epochs=1", "--examples=192")
     assert (pair.end(), third.end()) == (0, 0), pair.said + third.said
@@ -199,19 +183,6 @@ def checkpoints(joined: Joined) -> list[Path]:
 def logged(joined: Joined, task: str, what: str) -> float:
     (value,) = re.findall(rf"^{what} (\S+)", joined.log(task), re.MULTILINE)
     return float(value)
-
-
-def restored(chief: Joined) -> list[float]:
-    """Return loss and accuracy of the test split, by the checkpoint on the chief's machine."""
-    path = chief.host.run([COMMAND, "checkpoints", "--path"]).stdout.strip()
-    workers = next(path for path in sys.path if (Path(path) / "tfcluster_workers").is_dir())
-    done = chief.host.run(
-        [str(python()), "-c", RESTORE, path, str(Path("~/tensorflow_datasets").expanduser())],
-        env={"PYTHONPATH": workers, "CUDA_VISIBLE_DEVICES": "-1"},
-        timeout=LONG_S,
-    )
-    assert done.returncode == 0, done.stderr
-    return [float(number) for number in done.stdout.split()]
 
 
 @pytest.mark.slow

@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -98,16 +97,6 @@ def test_a_different_tensorflow_on_one_of_three_hosts_is_named(three: Office) ->
     assert row.count("✗") == 1
 
 
-def test_a_python_without_tensorflow_is_reported_as_one_problem(three: Office) -> None:
-    three.spec()
-    bare = {"python": "/usr/bin/python3", "env": {"PYTHONPATH": ""}}
-    runtime = on(three, **{three.hosts[1].name: bare})
-    said = refused(three.up(three.spec("import tensorflow", runtime=runtime)))
-    odd = three.hosts[1].address
-    assert f"{odd}: its Python has no TensorFlow\n  → name a Python that has it" in said
-    assert f"{odd}: Keras" not in said
-
-
 def test_one_port_blocked_between_two_of_three_hosts_is_named_from_both_sides(
     three: Office,
 ) -> None:
@@ -125,19 +114,6 @@ def test_one_port_blocked_between_two_of_three_hosts_is_named_from_both_sides(
     assert "clock differs" not in said  # although some checks took long
 
 
-def test_a_name_that_resolves_to_another_host_is_named(three: Office) -> None:
-    first, second, _ = three.hosts
-    set_names(second, {"gpu-b": first.address})  # the wrong one
-    set_names(first, {"gpu-b": second.address})
-    cluster = {"worker": [f"{first.address}:2222", "gpu-b:2222"]}
-    three.spec()
-    runtime = on(three)
-    runtime["hosts"]["gpu-b"] = {"ssh": second.address}
-    said = refused(three.up(three.spec(cluster=cluster, runtime=runtime)))
-    assert "gpu-b: gpu-b is not an address of this node" in said
-    assert "→ correct the name" in said
-
-
 def test_a_host_with_a_full_disk_is_named(three: Office) -> None:
     """The disk has no space for the agent, then none for the code."""
     host = three.hosts[1]
@@ -153,34 +129,6 @@ def test_a_host_with_a_full_disk_is_named(three: Office) -> None:
             assert "No space left on device" in said
     finally:
         (three.desk / "big.bin").unlink()
-
-
-def test_a_port_in_use_is_named_with_its_holder(three: Office) -> None:
-    host = three.hosts[0]
-    cluster = {"worker": [f"{one.address}:2222" for one in three.hosts]}
-    thief = host.start([sys.executable, "-c", LISTEN], stdout=subprocess.PIPE)
-    try:
-        assert thief.stdout is not None
-        thief.stdout.readline()
-        spec = three.spec(cluster=cluster)
-        for command in ("up", "doctor"):
-            said = refused(three.start(command, str(spec)))
-            assert f"port {host.address}:2222 (worker:0) is in use: held by pid" in said
-    finally:
-        send(host, "listening", signal.SIGKILL)
-        thief.communicate()
-
-
-def test_all_problems_are_reported_at_once(three: Office) -> None:
-    host = three.hosts[2]
-    spec = three.spec(strategy={"communication": "NCCL"}, checkpoints={"dir": "/srv/experiment"})
-    with mounted_at(host, "/srv", "ro"):
-        run = three.start("doctor", str(spec), "--json")
-        assert run.end() == REFUSED
-    report = json.loads(run.said)
-    found = {(f["node"], f["check"]) for f in report["findings"] if f["is_fatal"]}
-    assert found == {(host.address, "folders"), *((one.address, "GPUs") for one in three.hosts)}
-    assert "Read-only file system" in run.said
 
 
 def test_a_proxy_set_only_on_a_host_is_not_passed_to_its_tasks(three: Office) -> None:
@@ -249,22 +197,6 @@ def send(machine: Machine, words: str, number: int) -> None:
         if words in line:
             with contextlib.suppress(ProcessLookupError):  # the end of one may end the next
                 os.kill(pid, number)
-
-
-LISTEN = """
-import socket, time
-listener = socket.create_server(("0.0.0.0", 2222))
-print("listening", flush=True)
-time.sleep(300)
-"""
-
-
-def set_names(host: Machine, names: dict[str, str]) -> None:
-    """Replace the /etc/hosts of a host for as long as it lives."""
-    lines = ["127.0.0.1 localhost", *(f"{address} {name}" for name, address in names.items())]
-    (host.root / "hosts").write_text("\n".join(lines) + "\n")
-    done = host.run(["mount", "--bind", str(Path("~").expanduser() / "hosts"), "/etc/hosts"])
-    assert done.returncode == 0, done.stderr
 
 
 def mounted(host: Machine, folder: str, options: str) -> AbstractContextManager[None]:

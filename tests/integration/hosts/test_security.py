@@ -69,19 +69,6 @@ def test_a_secret_is_in_its_tasks_environment_and_nowhere_else(office: Office) -
     assert kept_env(run) == {"SERVICE_TOKEN": None}
 
 
-def test_a_plan_shows_no_secret(office: Office) -> None:
-    office.add_hosts(1)
-    job = {"script": "train.py", "env": {"SERVICE_TOKEN": IN_SPEC, "PAD_TOKEN": "<pad>"}}
-    job |= {"secrets": ["LICENSE"], "not_secret": ["PAD_TOKEN"]}
-    spec = str(office.spec(SCRIPT, job=job))
-    for words in (["plan", spec], ["plan", spec, "--json"], ["plan", spec, "--task", "worker:0"]):
-        shown = office.start(*words, env={"LICENSE": EXPORTED})
-        assert shown.end() == 0, shown.said
-        assert not holds(shown.said.encode())
-    assert "SERVICE_TOKEN" in shown.said
-    assert "<pad>" in shown.said
-
-
 def test_a_folder_that_another_user_made_under_our_name_blocks_no_run(office: Office) -> None:
     """Neither a run nor the reconnection to its agent is blocked."""
     (host,) = office.add_hosts(1)

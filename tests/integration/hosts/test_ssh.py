@@ -14,7 +14,7 @@ from tests.old_pythons import REAL, pretending
 
 from tfcluster.agent.node import limits
 
-from .office import COUNT, Office, Run, is_whole, numbered, until
+from .office import COUNT, Office, is_whole, numbered, until
 
 pytestmark = pytest.mark.slow
 
@@ -59,15 +59,6 @@ def test_a_run_on_two_hosts_gathers_its_logs_and_leaves_nothing_on_them(office: 
     assert [event["seq"] for event in run.events()] == list(range(1, len(run.events()) + 1))
 
 
-def test_two_workers_of_one_host_share_its_agent_and_its_folder(office: Office) -> None:
-    (host,) = office.add_hosts(1)
-    cluster = {"worker": [f"{host.address}:0", f"{host.address}:0"]}
-    run = office.up(office.spec("import os; print(os.getcwd())", cluster=cluster))
-    assert run.end() == 0, run.said
-    assert run.log("worker:0") == run.log("worker:1")
-    assert len(run.of_type("node_connected")) == 1
-
-
 def test_the_workers_of_one_host_share_its_cores(office: Office) -> None:
     (host,) = office.add_hosts(1)
     cluster = {"worker": [f"{host.address}:0", f"{host.address}:0"]}
@@ -80,24 +71,6 @@ def test_the_workers_of_one_host_share_its_cores(office: Office) -> None:
     assert [int(run.log(name).split()[0]) for name in ("worker:0", "worker:1")] == [size] * 2
     assert set(pinned[0]) | set(pinned[1]) <= set(every)
     assert len(every) == 1 or not set(pinned[0]) & set(pinned[1])
-
-
-def test_the_code_is_copied_as_git_lists_it(office: Office) -> None:
-    office.add_hosts(1)
-    odd = "a b'c\"d\n é.txt"
-    office.write(odd, "odd")
-    office.write("empty", "")
-    office.write("data/big.bin", "ignored")
-    office.write("data/kept.csv", "asked for")
-    office.write(".gitignore", "data/\n")
-    (office.desk / "link").symlink_to("empty")
-    list_all = "import os\nprint(sorted(f'{f}/{n}' for f, _, ns in os.walk('.') for n in ns))"
-    office.home.run(["git", "init", "-q", f"{Path('~').expanduser()}/{office.desk.name}"])
-    spec = office.spec(list_all, job={"script": "train.py", "include": ["data/*.csv"]})
-    run = office.up(spec)
-    assert run.end() == 0, run.said
-    expected = ["./" + name for name in (".gitignore", odd, "data/kept.csv", "empty", "link")]
-    assert run.log("worker:0").strip() == repr(sorted([*expected, "./spec.json", "./train.py"]))
 
 
 def test_after_a_restart_every_host_has_the_chiefs_checkpoint(office: Office) -> None:
@@ -118,20 +91,6 @@ def test_after_a_restart_every_host_has_the_chiefs_checkpoint(office: Office) ->
         assert file.read("config.json") == b"3" * 100_000
 
 
-def test_two_workers_of_one_host_both_get_the_chiefs_checkpoint(office: Office) -> None:
-    (host,) = office.add_hosts(1)
-    office.write("sibling.py", "")
-    big = SAVES.replace("100_000", "3_000_000")
-    cluster = {"worker": [f"{host.address}:0", f"{host.address}:0"]}
-    run = office.up(office.spec(big, lasts=True, cluster=cluster, supervision={"backoff_s": 0}))
-    run.wait_for_event("checkpoint_gathered")
-    office.release()
-    assert run.end() == 0, run.said
-    step = run.of_type("restarting")[0]["from_step"]
-    for task in ("worker:0", "worker:1"):
-        assert f"model-{step}.keras'] step {step}" in run.log(task, attempt=2)
-
-
 def test_a_folder_given_for_the_code_keeps_its_files(office: Office) -> None:
     (host,) = office.add_hosts(1)
     (host.root / "scratch").mkdir()
@@ -142,19 +101,6 @@ def test_a_folder_given_for_the_code_keeps_its_files(office: Office) -> None:
     assert "/scratch/tfcluster/" in run.log("worker:0")
     assert (host.root / "scratch" / "precious").read_text() == "the user's"
     assert [path.name for path in (host.root / "scratch").rglob("*")] == ["precious", "tfcluster"]
-
-
-def test_no_line_is_lost_when_the_ssh_client_dies(office: Office) -> None:
-    office.add_hosts(2)
-    run = office.up(office.spec(lasts=True))
-    run.wait_for_line("line 20", "worker:1")
-    assert kill_ssh_to(office, office.hosts[1].address)
-    run.wait_for_event("node_unreachable")
-    run.wait_for_event("node_reconnected")
-    office.release()
-    assert run.end() == 0, run.said
-    assert is_whole(run.log("worker:1"))
-    assert not run.of_type("restarting")
 
 
 def test_an_error_raised_while_the_network_is_cut_is_reported(office: Office) -> None:
@@ -175,33 +121,6 @@ def test_an_error_raised_while_the_network_is_cut_is_reported(office: Office) ->
     assert "what it died of" in run.said
 
 
-def test_training_continues_while_the_network_is_cut(office: Office) -> None:
-    office.add_hosts(2)
-    run = office.up(office.spec(lasts=True))
-    run.wait_for_line("line 20", "worker:0", "worker:1")
-    office.lab.cut(office.hosts[1])
-    run.wait_for_event("node_unreachable")
-    before = len(run.log("worker:0"))
-    until(lambda: len(run.log("worker:0")) > before, "more lines of the first host")
-    office.lab.repair(office.hosts[1])
-    run.wait_for_event("node_reconnected")
-    office.release()
-    assert run.end() == 0, run.said
-    assert is_whole(run.log("worker:1"))
-    assert is_whole(run.log("worker:0"))
-    assert not run.of_type("restarting")
-
-
-def test_a_host_without_power_ends_the_run_after_its_lease(office: Office) -> None:
-    office.add_hosts(2)
-    run = office.up(office.spec(lasts=True, supervision={"lease_s": 10, "max_restarts": 0}))
-    run.wait_for_line("line 20", "worker:1")
-    office.hosts[1].power_off()
-    assert run.end() == 3, run.said
-    assert office.hosts[1].address in run.said
-    assert run.wait_for_event("node_lost")["node"] == office.hosts[1].address
-
-
 def test_hosts_are_clean_after_the_lease_of_a_killed_coordinator(office: Office) -> None:
     office.add_hosts(2)
     run = office.up(office.spec(lasts=True, supervision={"lease_s": 5}))
@@ -209,23 +128,6 @@ def test_hosts_are_clean_after_the_lease_of_a_killed_coordinator(office: Office)
     kill_coordinator(office)
     assert run.end() == -signal.SIGKILL
     office.folders_stay = True  # files that were saved there and not gathered are kept
-
-
-USES_API = """
-import sys, tfcluster
-run = tfcluster.start(sys.argv[1])
-tasks = sorted({line.task for line in run.logs(follow=True)})
-print(*tasks, run.wait().check().status)
-"""
-
-
-def test_a_python_process_runs_tasks_on_hosts(office: Office) -> None:
-    office.add_hosts(2)
-
-    run = office.python("-c", USES_API, str(office.spec(count=5)))
-
-    assert run.end() == 0, run.said
-    assert run.said == "worker:0 worker:1 succeeded\n"
 
 
 def kill_coordinator(office: Office) -> None:
@@ -344,26 +246,6 @@ def test_outputs_and_tensorboard_files_are_gathered(office: Office) -> None:
     assert damage in " ".join(run.said.split())
 
 
-def test_a_secret_is_in_no_command_line_and_no_file(office: Office) -> None:
-    (host,) = office.add_hosts(1)
-    secret = "s3cr3t-0f-4nna"
-    env = {"COUNT": "20", "RELEASE": str(office.desk / "release")}
-    job = {"script": "train.py", "secrets": ["API_KEY"], "env": env}
-    spec = office.spec(
-        "import os\nprint(len(os.environ['API_KEY']), flush=True)\n" + COUNT, job=job
-    )
-    run = office.up(spec, env={"API_KEY": secret})
-    run.wait_for_line("line 5", "worker:0")
-    listed = [*host.processes().values(), *office.home.processes().values()]
-    assert not [words for words in listed if secret in words]
-    office.release()
-    assert run.end() == 0, run.said
-    assert run.log("worker:0").startswith(f"{len(secret)}\n")
-    assert secret not in run.said
-    assert not [path for path in run.folder.rglob("*") if holds(path, secret)]
-    assert not [path for path in (host.root / ".cache").rglob("*") if holds(path, secret)]
-
-
 def holds(path: Path, text: str) -> bool:
     return path.is_file() and text.encode() in path.read_bytes()
 
@@ -375,11 +257,3 @@ def kill_ssh_to(office: Office, address: str) -> bool:
 def tasks_of(host: Machine) -> list[str]:
     """Return the command lines of the host's tasks."""
     return [words for words in host.processes().values() if words.endswith("train.py")]
-
-
-def test_a_run_records_the_hosts_it_ran_on(office: Office) -> None:
-    office.add_hosts(2)
-    run: Run = office.up(office.spec(count=1), "--json")
-    assert run.end() == 0, run.said
-    nodes = [event["node"] for event in run.of_type("node_connected")]
-    assert sorted(nodes) == sorted(host.address for host in office.hosts)

@@ -7,14 +7,14 @@ import os
 import re
 import signal
 import sys
-import time
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
-from tests.integration.jobs.lab import PYTHONS, SPECS
-from tests.lab.machines import Lab, Machine
+from tests.integration.jobs.lab import PYTHONS
+from tests.lab.machines import Lab
 
 from .office import Office, Run, until
 
@@ -25,7 +25,6 @@ HANG_S = 240.0
 SMALL = ("--examples=192",)
 """Arguments for two steps an epoch."""
 EPOCHS = 14
-CUT_S = 14.0
 
 PACED = """
 import os, time
@@ -34,9 +33,9 @@ from tfcluster_workers.jobs import keras_mnist
 make_callbacks = keras_mnist.make_callbacks
 
 def paced(keras, *rest):
-    attempt, release = os.environ["TFCLUSTER_ATTEMPT"], os.environ.get("RELEASE")
-    waits = attempt == "2" and release
-    pause_s = float(os.environ["PAUSE_S"]) if attempt == "1" or waits else 0
+    attempt, release = os.environ["TFCLUSTER_ATTEMPT"], os.environ["RELEASE"]
+    waits = attempt == "2"
+    pause_s = float(os.environ["PAUSE_S"]) if attempt in ("1", "2") else 0
     def pause(*_):
         time.sleep(pause_s)
         while waits and not os.path.exists(release):
@@ -46,9 +45,9 @@ def paced(keras, *rest):
 keras_mnist.make_callbacks = paced
 keras_mnist.main()
 """
-"""`keras_mnist` with a pause after each step of the first attempt, to leave time for a fault.
+"""`keras_mnist` with a pause after each step of two attempts, to leave time for a fault.
 
-With a file RELEASE, the second attempt waits for that file, and has the same pauses.
+The second attempt also waits for the file RELEASE.
 """
 
 RESTORE = """
@@ -72,64 +71,24 @@ class Gangs:
     def __init__(self, office: Office) -> None:
         self.office, self.lab = office, office.lab
         self.hosts = office.add_hosts(3)
-        self._count = 0
 
-    def start(
-        self,
-        *options: str,
-        each: int = 1,
-        tensorflow: str = "tf215",
-        pause_s: float = 0,
-        **env: str,
-    ) -> Run:
-        """Start `tfcluster up` of a spec with `each` workers on every host, on fixed ports."""
-        self._count += 1
-        job = {"module": "tfcluster_workers.jobs.keras_mnist"} if not pause_s else {
-            "script": "train.py", "env": {"PAUSE_S": str(pause_s), **env}}  # fmt: skip
-        name = f"real{self._count}"
+    def start(self, name: str, job: dict[str, Any], *options: str) -> Run:
+        """Start `tfcluster up` of a spec with a worker on every host, on fixed ports."""
         spec = self.office.spec(
             PACED,
             name=name,
-            cluster={
-                "worker": [f"{h.address}:{2222 + n}" for h in self.hosts for n in range(each)]
-            },
+            cluster={"worker": [f"{host.address}:2222" for host in self.hosts]},
             job={**job, "prepare": {"module": "tfcluster_workers.data.prepare"}},
-            runtime={"hosts": {"*": {"python": str(PYTHONS[tensorflow])}}},
+            runtime={"hosts": {"*": {"python": str(PYTHONS["tf215"])}}},
             supervision={"backoff_s": 0},
         )
-        run = self.office.up(spec, *options)
+        run = self.office.up(spec, *options, "--", f"--epochs={EPOCHS}", *SMALL)
         run.name = name
         return run
 
-    def train(self, *options: str, each: int = 1, tensorflow: str = "tf215") -> Run:
-        run = self.start(*options, each=each, tensorflow=tensorflow)
-        self.finish(run)
-        return run
-
     @cache  # noqa: B019 (lives as long as the module's fixture)
-    def small(self, each: int, tensorflow: str) -> Run:
-        """Train two epochs of two steps, without a fault."""
-        return self.train("--", "--epochs=2", *SMALL, each=each, tensorflow=tensorflow)
-
-    def start_long(self, pause_s: float) -> Run:
-        """Start a paced run and wait until its first checkpoint is gathered."""
-        run = self.start("--", f"--epochs={EPOCHS}", *SMALL, pause_s=pause_s)
-        run.wait_for_event("checkpoint_gathered", HANG_S)
-        return run
-
-    @cache  # noqa: B019
-    def cut_off_for_a_while(self) -> Run:
-        """Train a long run while ssh to its third host, and nothing else, is cut for `CUT_S`."""
-        run = self.start_long(pause_s=0.75)
-        home, cut_off = self.office.home, self.hosts[2]
-        self.lab.block(home, cut_off, port=22)
-        began = time.monotonic()
-        before = step_of(run, "worker:0")
-        run.wait_for_event("node_unreachable")
-        time.sleep(max(0.0, began + CUT_S - time.monotonic()))
-        self.steps_meanwhile = step_of(run, "worker:0") - before
-        assert not run.of_type("node_reconnected")
-        self.lab.unblock(home, cut_off, port=22)
+    def undisturbed(self) -> Run:
+        run = self.start("undisturbed", {"module": "tfcluster_workers.jobs.keras_mnist"})
         self.finish(run)
         return run
 
@@ -167,99 +126,28 @@ def _alone(gangs: Gangs) -> Iterator[None]:
     gangs.end_unfinished()
 
 
-@pytest.mark.parametrize("tensorflow", list(PYTHONS))
-def test_the_checkpoint_of_three_hosts_gives_the_same_metrics_at_the_desk(
-    gangs: Gangs, tensorflow: str
-) -> None:
-    run = gangs.small(1, tensorflow)
+def test_the_checkpoint_of_three_hosts_gives_the_same_metrics_at_the_desk(gangs: Gangs) -> None:
+    run = gangs.undisturbed()
     prepared = {event["node"] for event in run.of_type("prepare_finished")}
     assert prepared == {host.address for host in gangs.hosts}
     listed = gangs.office.start("checkpoints", run.folder.name)
     assert listed.end() == 0
-    assert "ckpt-2" in listed.said
+    assert f"ckpt-{EPOCHS}" in listed.said
     asked = gangs.office.start("checkpoints", "--path", run.folder.name)
     assert asked.end() == 0
-    loss, accuracy = restore(gangs, PYTHONS[tensorflow], asked.said.strip())
+    loss, accuracy = restore(gangs, PYTHONS["tf215"], asked.said.strip())
     for task in tasks(3):
         assert logged(run, task, "test accuracy") == [pytest.approx(accuracy, abs=5e-5)]
         assert logged(run, task, "test loss") == [pytest.approx(loss, abs=1e-5)]
 
 
-def test_two_workers_on_each_host_train_to_the_same_numbers(gangs: Gangs) -> None:
-    expected = gangs.small(1, "tf215")
-    run = gangs.small(2, "tf215")
-    assert len(run.of_type("node_connected")) == 3
-    assert run.of_type("checkpoint_gathered")[-1]["step"] == 4
-    for task in tasks(6):
-        assert losses(run, task) == pytest.approx(losses(expected), abs=1e-4)
-        assert logged(run, task, "test loss") == pytest.approx(
-            logged(expected, "worker:0", "test loss"), abs=1e-4
-        )
-
-
-def test_hosts_train_to_the_same_numbers_as_two_workers_on_one_machine(gangs: Gangs) -> None:
-    expected = gangs.small(1, "tf215")
-    data = gangs.hosts[0].root / "tensorflow_datasets"
-    run = gangs.office.up(
-        SPECS / "localhost-2w.json",
-        f"--python={PYTHONS['tf215']}",
-        *("--", "--epochs=2", *SMALL),
-        env={"TFDS_DATA_DIR": str(data)},
-    )
-    run.name = "localhost-2w"
-    gangs.finish(run)
-    assert losses(run) == pytest.approx(losses(expected), abs=1e-4)
-    assert logged(run, "worker:0", "test loss") == pytest.approx(
-        logged(expected, "worker:0", "test loss"), abs=1e-4
-    )
-
-
-def test_no_step_is_lost_while_ssh_to_a_host_is_cut(gangs: Gangs) -> None:
-    run = gangs.cut_off_for_a_while()
-    assert gangs.steps_meanwhile >= 10
-    assert not run.of_type("restarting")
-    assert {event["attempt"] for event in run.of_type("progress")} == {1}
-    for task in tasks(3):
-        assert len(losses(run, task)) == EPOCHS
-        assert step_of(run, task) == 2 * EPOCHS
-    assert run.of_type("checkpoint_gathered")[-1]["step"] == 2 * EPOCHS
-
-
-def test_after_a_kill_on_one_host_all_resume_at_the_step_that_the_chief_saved(
-    gangs: Gangs,
-) -> None:
-    run = gangs.start_long(pause_s=0.3)
-    kill_task(gangs.hosts[2])
-    gangs.finish(run)
-    assert_resumes_at_one_step(gangs, run)
-    (diagnosis,) = run.of_type("diagnosis")
-    assert diagnosis["root_cause"]["task"] == "worker:2"
-    assert "SIGKILL" in diagnosis["root_cause"]["reason"]
-
-
-def test_after_a_cut_of_tensorflows_connections_the_gang_restarts(gangs: Gangs) -> None:
-    run = gangs.start_long(pause_s=0.3)
-    first, second, third = gangs.hosts
-    for other in (first, second):
-        gangs.lab.block(other, third)
-    try:
-        diagnosis = run.wait_for_event("diagnosis")
-    finally:
-        for other in (first, second):
-            gangs.lab.unblock(other, third)
-    gangs.finish(run)
-    assert_resumes_at_one_step(gangs, run)
-    assert f"link to host {third.address} lost" in diagnosis["root_cause"]["reason"]
-    assert not run.of_type("node_unreachable")
-
-
 def test_a_gang_that_shrinks_and_grows_again_trains_to_the_same_numbers(gangs: Gangs) -> None:
-    expected, third = gangs.cut_off_for_a_while(), gangs.hosts[2]
+    expected, third = gangs.undisturbed(), gangs.hosts[2]
     release = str(gangs.office.desk / "release")
     sets = ("min_workers=2", "lease_s=5", "grow_every_s=0.1")
     options = [f"--set=supervision.{one}" for one in sets]
-    job = (*options, "--", f"--epochs={EPOCHS}", *SMALL)
-    run = gangs.start(*job, pause_s=0.3, RELEASE=release)
+    job = {"script": "train.py", "env": {"PAUSE_S": "0.3", "RELEASE": release}}
+    run = gangs.start("elastic", job, *options)
     run.wait_for_event("checkpoint_gathered", HANG_S)
     gangs.lab.cut(third)
     until(lambda: run.log("worker:0", 2), "a gang of two", HANG_S)
@@ -284,19 +172,6 @@ def test_a_gang_that_shrinks_and_grows_again_trains_to_the_same_numbers(gangs: G
         )
 
 
-def assert_resumes_at_one_step(gangs: Gangs, run: Run) -> None:
-    """Assert rule 8 of the design, and the losses of a run without a restart."""
-    (restarting,) = run.of_type("restarting")
-    saved = restarting["from_step"]
-    assert saved >= 2
-    again = [event for event in run.of_type("progress") if event["attempt"] == 2]
-    expected = losses(gangs.cut_off_for_a_while())
-    for task in tasks(3):
-        steps = [event["step"] for event in again if event["task"] == task]
-        assert (steps[0], steps[-1]) == (saved + 1, 2 * EPOCHS)
-        assert losses(run, task, attempt=2) == pytest.approx(expected[saved // 2 :], abs=1e-4)
-
-
 def tasks(count: int) -> list[str]:
     return [f"worker:{number}" for number in range(count)]
 
@@ -311,12 +186,6 @@ def losses(run: Run, task: str = "worker:0", attempt: int = 1) -> list[float]:
     return logged(run, task, r"epoch \d+ loss", attempt)
 
 
-def step_of(run: Run, task: str) -> int:
-    """Return the last step that `task` has reported."""
-    steps = [event["step"] for event in run.of_type("progress") if event["task"] == task]
-    return int(steps[-1])
-
-
 def restore(gangs: Gangs, python: Path, checkpoint: str) -> list[float]:
     """Return loss and accuracy of the test split, computed at the desk in a separate process."""
     data = gangs.hosts[0].root / "tensorflow_datasets"
@@ -328,12 +197,3 @@ def restore(gangs: Gangs, python: Path, checkpoint: str) -> list[float]:
     )
     assert done.returncode == 0, done.stderr
     return [float(number) for number in done.stdout.split()]
-
-
-def kill_task(host: Machine) -> None:
-    """Kill the host's task with SIGKILL, as the kernel would."""
-    found = [pid for pid, words in host.processes().items() if "tfcluster_workers/boot.py" in words]
-    assert found
-    for pid in found:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)

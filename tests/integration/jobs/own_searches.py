@@ -61,5 +61,5 @@ class Fails(Square):
     def measure(self, trial, x):
         raise ValueError("no such layer")
 
-search(Fails, max_trials={trials}).search()
+search(Fails, max_trials=6).search()
 """

@@ -21,28 +21,12 @@ def lab() -> Iterator[Lab]:
         yield made
 
 
-@pytest.mark.parametrize(
-    ("args", "words"),
-    [
-        (
-            ["--dataset", "fashion_mnits"],
-            "prepare: no data set named 'fashion_mnits'; nearest: fashion_mnist, ",
-        ),
-        (
-            ["--data-dir=/dev/null/tfds"],
-            "prepare: /dev/null/tfds: cannot be written (Not a directory); choose another folder",
-        ),
-    ],
-)
-def test_the_run_ends_before_its_tasks_start_with_the_reason(
-    lab: Lab, args: list[str], words: str
-) -> None:
-    trained = lab.train(*UP, *args)
+def test_the_run_ends_before_its_tasks_start_with_the_reason(lab: Lab) -> None:
+    trained = lab.train(*UP, "--dataset", "fashion_mnits")
     assert trained.code == 3
     said = " ".join(trained.err.split())
     assert "prepare failed on local with exit code 1; no task was started" in said
-    assert words in said
-    if "--dataset" in args:
-        assert unprinted("tutorials/data.md", "prepare failed", trained.err) == []
+    assert "prepare: no data set named 'fashion_mnits'; nearest: fashion_mnist, " in said
+    assert unprinted("tutorials/data.md", "prepare failed", trained.err) == []
     assert trained.of("task_started") == []
     assert "Traceback" not in trained.out + trained.err

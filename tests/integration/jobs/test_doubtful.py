@@ -10,8 +10,6 @@ from .lab import PYTHONS, Lab, Trained, a_lab
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(400)]
 
-each_tensorflow = pytest.mark.parametrize("tensorflow", list(PYTHONS))
-
 BEGIN = """
 import os
 import numpy as np
@@ -85,12 +83,9 @@ def alerts(run: Trained) -> dict[str, str]:
     return dict(run.state["alerts"])
 
 
-@each_tensorflow
-def test_workers_that_train_alone_are_told_to_use_a_multi_worker_strategy(
-    lab: Lab, tensorflow: str
-) -> None:
+def test_workers_that_train_alone_are_told_to_use_a_multi_worker_strategy(lab: Lab) -> None:
     lab.line.script("alone.py", ALONE)
-    options = ("run", "-n", "2", f"--python={PYTHONS[tensorflow]}", "alone.py")
+    options = ("run", "-n", "2", f"--python={PYTHONS['tf215']}", "alone.py")
     found = alerts(lab.train(*options))
     assert [*found] == ["trains_alone"]
     assert found["trains_alone"].startswith(
@@ -98,27 +93,22 @@ def test_workers_that_train_alone_are_told_to_use_a_multi_worker_strategy(
     )
 
 
-@each_tensorflow
-def test_workers_with_the_same_data_or_different_states_are_named(
-    lab: Lab, tensorflow: str
-) -> None:
+def test_workers_with_the_same_data_or_different_states_are_named(lab: Lab) -> None:
     lab.line.script("apart.py", APART)
-    options = ("run", "-n", "2", f"--python={PYTHONS[tensorflow]}", "apart.py")
+    options = ("run", "-n", "2", f"--python={PYTHONS['newest']}", "apart.py")
     assert [*alerts(lab.train(*options))] == ["same_data"]
     for left in (lab.line.cwd / "saved/worker-1").iterdir():
         left.unlink()
     found = alerts(lab.train(*options))
     assert found["same_data"].startswith("worker:0, worker:1 train on the same batches")
     assert "worker:0 restored ckpt-1, worker:1 nothing" in found["states_differ"]
-    (lab.line.cwd / "saved").rename(lab.line.cwd / f"saved by {tensorflow}")
 
 
-@each_tensorflow
 def test_a_loop_that_reports_nothing_is_told_of_bad_weights_and_of_data_that_it_shards_twice(
-    lab: Lab, tensorflow: str
+    lab: Lab,
 ) -> None:
     lab.line.script("twice.py", TWICE)
-    run = lab.train("run", "-n", "2", f"--python={PYTHONS[tensorflow]}", "twice.py")
+    run = lab.train("run", "-n", "2", f"--python={PYTHONS['newest']}", "twice.py")
     found = alerts(run)
     assert {*found} == {"diverged", "sharded_twice"}
     assert found["diverged"].startswith("the weights are NaN")
@@ -151,10 +141,9 @@ else:
 """
 
 
-@each_tensorflow
-def test_tasks_whose_training_failed_silently_are_named(lab: Lab, tensorflow: str) -> None:
+def test_tasks_whose_training_failed_silently_are_named(lab: Lab) -> None:
     lab.line.script("leaves.py", LEAVES)
-    options = ("-n", "4", "--set", "job.kind=plain", f"--python={PYTHONS[tensorflow]}")
+    options = ("-n", "4", "--set", "job.kind=plain", f"--python={PYTHONS['tf215']}")
     run = lab.train("run", *options, "leaves.py")
     assert run.code == 0, run.complaint()
     said = [event["message"] for event in run.of("warned") if "although" in event["message"]]

@@ -66,12 +66,3 @@ def test_with_sharding_off_both_workers_read_everything(shown: Trained) -> None:
 
 def test_the_page_shows_what_is_printed(shown: Trained) -> None:
     assert unprinted("tutorials/data.md", "the first are", shown.out) == []
-
-
-def test_fewer_files_than_workers_are_refused_before_the_first_step(lab: Lab) -> None:
-    trained = lab.train(*SHOW, "--shard-policy", "file", "--examples", "80")
-    assert trained.code == 1
-    said = " ".join(trained.err.split())
-    assert "a file for each of the 2 workers, and synthetic_digits train[:80] has 1" in said
-    assert "use --shard-policy data" in said
-    assert "Traceback" not in trained.out

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.docker.test_dockerd import links, traces
 from tests.lab.kube import Kubectl, until
 from tests.lab.kube_folder import cluster_folder
 from tests.lab.kube_images import HOST, host_template
+from tests.lab.traces import links, traces
 
 from tfcluster.backends.kubernetes.run_objects import PodRun
 from tfcluster.backends.kubernetes.run_pods import coordinator_template, stateful_sets

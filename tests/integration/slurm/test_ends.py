@@ -60,7 +60,7 @@ class Job:
 
     @property
     def state(self) -> dict[str, Any]:
-        return dict(json.loads((self.run.folder / "state.json").read_text()))
+        return self.run.state()
 
     def wait_for(self, *statuses: str, hang_s: float = HANG_S) -> dict[str, Any]:
         until(lambda: self.state["status"] in statuses, f"{statuses}: {self.state}", hang_s)
@@ -92,7 +92,7 @@ def submitted(site: Site, partition: str = "main", **sections: Any) -> Job:
     runtime = {"backend": "slurm", "slurm": slurm}
     run = site.up(spec(site, runtime=runtime, **sections), "-d")
     assert run.end() == 0, run.said
-    job = Job(site, run, json.loads((run.folder / "state.json").read_text())["job"]["id"])
+    job = Job(site, run, run.state()["job"]["id"])
     job.train()
     return job
 
@@ -125,8 +125,8 @@ def test_a_run_goes_on_each_time_its_job_runs_again(cluster: SlurmCluster, site:
 
 @pytest.mark.timeout(400)
 def test_a_requeued_run_waits_until_slurm_s_credentials_have_expired() -> None:
-    """That takes two minutes unless the cluster has another `cred_expire`."""
-    with own_cluster(cpus=(2, 2), cred_expire=120) as cluster:
+    """Slurm's own default is two minutes."""
+    with own_cluster(cpus=(2, 2), cred_expire=30) as cluster:
         site = Site(cluster)
         job = submitted(site)
         cluster("scontrol", "requeue", job.id)
@@ -206,19 +206,6 @@ def test_a_frozen_node_is_replaced_where_the_gang_cannot_shrink(
         {"n1", "n3"},
     ]
     cluster.thaw("n2")
-    cluster("scancel", job.id)
-    job.wait_for("interrupted")
-
-
-def test_slurm_starts_a_run_again_that_has_lost_the_node_of_its_coordinator(
-    cluster: SlurmCluster, site: Site
-) -> None:
-    job = submitted(site, slurm={"nodes": 1})
-    cluster.power_off("n1")
-    job.train(2)
-    assert job.state["restarts"] == []
-    hosts = [event["hosts"] for event in job.run.of_type("nodes_allocated")]
-    assert hosts == [{"node-0": "n1"}, {"node-0": "n2"}]
     cluster("scancel", job.id)
     job.wait_for("interrupted")
 
@@ -326,12 +313,11 @@ def losses(run: Run) -> list[float]:
 
 @pytest.mark.tensorflow
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("tensorflow", PYTHONS)
 def test_a_preempted_training_ends_with_the_losses_of_an_undisturbed_one(
-    cluster: SlurmCluster, site: Site, tensorflow: str
+    cluster: SlurmCluster, site: Site
 ) -> None:
     path = site.write("spec.json", (SPECS / "custom-loop-2w.json").read_text())
-    options = ("--backend=slurm", f"--python={PYTHONS[tensorflow]}")
+    options = ("--backend=slurm", f"--python={PYTHONS['tf215']}")
     small = ("--", "--epochs=3", "--examples=4800")
     undisturbed = site.up(path, *options, "--name=undisturbed", *small)
     undisturbed.name = "undisturbed"

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from tests.integration.hosts.office import Run, is_whole, numbered, one, until
+from tests.integration.hosts.office import Run, numbered, one, until
 from tests.lab.slurm import SlurmCluster
 
 from .conftest import own_cluster
@@ -18,7 +18,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(150)]
 
 SUBMIT = "--backend=slurm"
 WORKERS = ("worker:0", "worker:1")
-FAIL = "import sys; print('no such data'); sys.exit(3)"
 TERMINAL = """
 import os, pty, sys
 *script, end = sys.argv[1:sys.argv.index("--") + 1]
@@ -106,18 +105,6 @@ def test_a_run_waits_in_the_queue_and_is_watched_to_its_end(site: Site, queue: s
     until(lambda: not list(noted.iterdir()), "the end of the note of the run's job")
 
 
-def test_a_failed_run_ends_as_a_local_one(site: Site) -> None:
-    spec = site.spec(FAIL)
-    codes, ends = list[int](), list[list[str]]()
-    for backend in ("slurm", "local"):
-        run = named(site.up(spec, f"--backend={backend}", f"--name={backend}"), backend)
-        codes.append(run.end())
-        start = run.said.index("root cause: ")
-        ends.append([line.split("worker")[0] for line in run.said[start:].splitlines()[:4]])
-    assert codes == [1, 1]
-    assert ends[0] == ends[1]
-
-
 def test_queued_runs_are_left_cancelled_and_removed(site: Site, queue: str) -> None:
     spec, cluster = site.spec(), site.cluster
     runs = {}
@@ -190,20 +177,6 @@ def test_a_killed_coordinator_ends_its_run(site: Site) -> None:
     assert run.said.count("was killed by signal 9") == 1
     assert waiting.end() == 3, waiting.said
     until(lambda: not site.tasks(), "the end of all tasks")
-
-
-def test_a_run_goes_on_while_slurmctld_is_away(site: Site) -> None:
-    run = site.up(site.spec(lasts=True), SUBMIT)
-    run.wait_for_line("line 3", *WORKERS)
-    site.cluster.kill_controller()
-    listed = said(site, "ps")
-    assert "slurm does not answer" in listed
-    assert "running" in listed
-    assert "Unable to contact slurm controller" in said(site, "down", code=3)
-    site.cluster.start_controller()
-    site.release()
-    assert run.end() == 0, run.said
-    assert all(is_whole(run.log(task)) for task in WORKERS)
 
 
 def test_a_run_folder_that_the_nodes_do_not_see_is_said() -> None:

@@ -23,11 +23,8 @@ def numbers(run: Run) -> Iterator[float]:
             yield from (event["metrics"][name] for name in ("loss", "accuracy"))
 
 
-@pytest.mark.parametrize("tensorflow", PYTHONS)
-def test_a_job_on_two_nodes_learns_what_two_local_workers_learn(
-    site: Site, tensorflow: str
-) -> None:
-    python = f"--python={PYTHONS[tensorflow]}"
+def test_a_job_on_two_nodes_learns_what_two_local_workers_learn(site: Site) -> None:
+    python = f"--python={PYTHONS['newest']}"
     spec = site.write("slurm-2n.json", (SPECS / "slurm-2n.json").read_text())
     runs = []
     for backend in ("slurm", "local"):
