@@ -137,7 +137,7 @@ bench: setup bench-peers ## compare tfcluster with other launchers; results in b
 bench-quick: $(NEWEST) ## run a smoke test of the benchmarks that need only this machine
 	@$(BIN)/python -m benchmarks --quick
 
-bench-peers: $(PEERS) ## create .venv-peers with torchrun, accelerate and honcho
+bench-peers: $(PEERS) ## create .venv-peers with torchrun, accelerate and honcho (5 GB: torch needs the CUDA libraries)
 
 $(PEERS): constraints/peers.txt tools/make_venv.py
 	@python3 tools/make_venv.py .venv-peers \
