@@ -112,7 +112,7 @@ check: $(NEWEST) ## run ruff, mypy, import-linter and the check for plain Englis
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
-	@$(BIN)/mypy tests benchmarks tools/generated tools/pictures tools/site tools/check_english.py
+	@$(BIN)/mypy tests benchmarks tools/generated tools/pictures tools/site tools/check_english.py tools/touched_files.py
 	@$(BIN)/lint-imports
 	@$(BIN)/python tools/check_english.py
 
