@@ -114,7 +114,7 @@ check: $(NEWEST) ## run ruff, mypy, import-linter and the check for plain Englis
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
-	@$(BIN)/mypy tests benchmarks tools/generated tools/pictures tools/site tools/check_english.py
+	@$(BIN)/mypy tests benchmarks tools/generated tools/pictures tools/site tools/check_english.py tools/touched_files.py
 	@$(BIN)/lint-imports
 	@$(BIN)/python tools/check_english.py
 
@@ -139,7 +139,7 @@ bench: setup bench-peers ## compare tfcluster with other launchers; results in b
 bench-quick: $(NEWEST) ## run a smoke test of the benchmarks that need only this machine
 	@$(BIN)/python -m benchmarks --quick
 
-bench-peers: $(PEERS) ## create .venv-peers with torchrun, accelerate and honcho
+bench-peers: $(PEERS) ## create .venv-peers with torchrun, accelerate and honcho (5 GB: torch needs the CUDA libraries)
 
 $(PEERS): constraints/peers.txt tools/make_venv.py
 	@python3 tools/make_venv.py .venv-peers \

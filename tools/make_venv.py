@@ -22,9 +22,11 @@ EXIT_NO_PYTHON = 3
 def main():
     """Install everything that the constraints pin; return 3 if there is no suitable Python.
 
-    Only files whose hash is in the constraints are installed.
+    Only files whose hash is in the constraints are installed; limits that this machine's pip has
+    for its own choices would only contradict them.
     """
     options = _options()
+    os.environ["PIP_CONSTRAINT"] = os.devnull
     python = find_python(options.python, options.oldest, options.newest)
     if python is None:
         wanted = f"Python {options.oldest} to {options.newest}"

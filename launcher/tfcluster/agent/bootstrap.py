@@ -130,15 +130,15 @@ def is_intact(folder: str) -> bool:
 def digest_of(folder: str) -> str:
     """Return the digest of the folder's content. Raises OSError, also for a link to a folder."""
     found = hashlib.sha256()
-    for name in sorted(_list_files(folder)):
+    for name in sorted(list_files(folder)):
         with open(os.path.join(folder, name), "rb") as file:
             content = file.read()
         found.update(f"{name}\0{len(content)}\0".encode() + content)
     return found.hexdigest()[:16]
 
 
-def _list_files(folder: str) -> list[str]:
-    """Return the relative paths of all files, and of links to folders.
+def list_files(folder: str) -> list[str]:
+    """Return the relative paths of all files but bytecode, and of links to folders.
 
     Such a link cannot be read as a file, so it fails the check: Python would import unchecked code
     through it.

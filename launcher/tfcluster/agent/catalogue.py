@@ -12,7 +12,7 @@ The base class is the direction, and what a message may be about:
 
 A message that is an `Event`, too, is recorded in ``events.jsonl`` as it comes.
 
-`message_fields._READERS` says what each type of field may hold; `nodes.border` enforces the rest.
+`message_fields._READERS` says what each type of field may hold; `nodes.hub` enforces the rest.
 """
 
 from __future__ import annotations
@@ -303,7 +303,7 @@ class StartFailed(TaskMessage):
     error: Text
 
 class TaskEvent(TaskMessage):
-    """A report of the task itself, which is checked apart (`nodes.task_reports`)."""
+    """A report of the task itself, which is checked apart (`nodes.reports`)."""
     event: Json
 
 class ReportsDropped(TaskMessage):

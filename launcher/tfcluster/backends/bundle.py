@@ -13,7 +13,7 @@ import io
 import os
 import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -54,12 +54,11 @@ def build() -> Bundle:
     It is built once per process: an upgrade while a run starts must not give its nodes two
     different bundles.
     """
-    launcher, workers = Path(tfcluster.__file__).parent, workers_folder()
-    paths = {}
-    for path in (launcher / "__init__.py", *_sources(launcher / "agent")):
-        paths[f"agent/tfcluster/{path.relative_to(launcher).as_posix()}"] = path
-    for path in _sources(workers):
-        paths[f"workers/{path.relative_to(workers.parent).as_posix()}"] = path
+    launcher = Path(tfcluster.__file__).parent
+    paths = {"agent/tfcluster/__init__.py": launcher / "__init__.py"}
+    for root, folder in (("agent/tfcluster", launcher / "agent"), ("workers", workers_folder())):
+        for name in bootstrap.list_files(str(folder)):
+            paths[f"{root}/{folder.name}/{name}"] = folder / name
     files = {name: paths[name].read_bytes() for name in sorted(paths)}
     digest = hashlib.sha256()
     for name, content in files.items():
@@ -76,12 +75,6 @@ def workers_folder() -> Path:
             fix="install the tfcluster wheel again; it holds both",
         )
     return Path(package.submodule_search_locations[0])
-
-
-def _sources(folder: Path) -> Iterator[Path]:
-    for path in sorted(folder.rglob("*")):
-        if path.is_file() and "__pycache__" not in path.parts:
-            yield path
 
 
 def cache_dir(environ: Mapping[str, str] = os.environ) -> Path:

@@ -30,9 +30,15 @@ from tfcluster.coordinator.task_stacks import TaskStacks
 from tfcluster.errors import JobEndedError, SetupError, join_first
 from tfcluster.node_loss import NodeLoss
 from tfcluster.nodes.hub import Hub, OpenNodes
-from tfcluster.nodes.reports import STEPS, event_of_task, loss_of_node, to_event
+from tfcluster.nodes.reports import (
+    STEPS,
+    ReportFilter,
+    event_of_task,
+    last_output,
+    loss_of_node,
+    to_event,
+)
 from tfcluster.nodes.task_folders import TaskFolders
-from tfcluster.nodes.task_reports import ReportFilter, last_output
 from tfcluster.plans.plan import Plan, TaskId
 from tfcluster.preflight.probes import follow_peers, probe_links
 from tfcluster.rundir import chaos, control, heartbeat

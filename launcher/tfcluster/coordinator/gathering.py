@@ -23,8 +23,7 @@ from tfcluster.checkpoints.gatherer import LEAST_GAP_S, Gatherer
 from tfcluster.checkpoints.store import Gathered, Store, newest_in, newest_of, newest_reported
 from tfcluster.coordinator.final_copies import FileThreads, FinalCopies, StalledError
 from tfcluster.errors import RunFolderError, SetupError
-from tfcluster.nodes.filling import Follower
-from tfcluster.nodes.task_folders import TaskFolders
+from tfcluster.nodes.task_folders import Follower, TaskFolders
 from tfcluster.plans.plan import Plan, TaskId
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.events import Event, Gathering

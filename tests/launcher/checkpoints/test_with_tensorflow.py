@@ -14,7 +14,7 @@ import pytest
 from tfcluster.checkpoints.completeness import Kind
 from tfcluster.checkpoints.gatherer import Gatherer
 from tfcluster.checkpoints.store import Store
-from tfcluster.nodes.filling import LocalTarget, put_back
+from tfcluster.nodes.task_folders import LocalTarget, put_back
 
 SCRIPT = Path(__file__).with_name("save_with_tensorflow.py")
 ROOT = Path(__file__).parents[3]

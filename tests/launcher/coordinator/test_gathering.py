@@ -21,8 +21,8 @@ from tfcluster.checkpoints.copying import CancelledError, SourceChangedError, St
 from tfcluster.checkpoints.store import Gathered, newest_of
 from tfcluster.coordinator.gathering import NOTHING, RunGathering
 from tfcluster.errors import RunFolderError
-from tfcluster.nodes import filling
-from tfcluster.nodes.filling import Follower, LocalTarget
+from tfcluster.nodes import task_folders
+from tfcluster.nodes.task_folders import Follower, LocalTarget
 from tfcluster.plans.plan import TaskId
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.events import Event
@@ -87,7 +87,7 @@ class LocalFolders:
 
     async def put_back(self, state: Sequence[Gathered], tasks: Iterable[TaskId]) -> int | None:
         targets = [LocalTarget(self.checkpoints(task)) for task in tasks]
-        await filling.put_back(state, targets, beside=self._paths.root)
+        await task_folders.put_back(state, targets, beside=self._paths.root)
         return newest_of(state).step
 
 

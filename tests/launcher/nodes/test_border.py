@@ -9,7 +9,7 @@ from tests.launcher.messages import read_report
 
 from tfcluster.agent import catalogue as msg
 from tfcluster.agent.protocol import ProtocolError
-from tfcluster.nodes.border import NodeBorder
+from tfcluster.nodes.hub import NodeBorder
 from tfcluster.wire.messages import Log
 
 TASK = {"task": "worker:0", "attempt": 1}

@@ -15,7 +15,7 @@ from tfcluster.checkpoints.completeness import Checkpoint, Entry, Kind
 from tfcluster.checkpoints.copying import SourceChangedError
 from tfcluster.checkpoints.gatherer import Gatherer
 from tfcluster.checkpoints.store import Gathered, Store
-from tfcluster.nodes.filling import Follower, LocalTarget, files_to_send
+from tfcluster.nodes.task_folders import Follower, LocalTarget, files_to_send
 from tfcluster.wire.file_trees import Sent
 
 

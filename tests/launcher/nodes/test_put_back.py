@@ -15,8 +15,8 @@ from tfcluster.checkpoints.completeness import find
 from tfcluster.checkpoints.copying import SourceChangedError, scan
 from tfcluster.checkpoints.gatherer import Gatherer
 from tfcluster.checkpoints.store import Gathered, Store, newest_of
-from tfcluster.nodes import filling
-from tfcluster.nodes.filling import LocalTarget
+from tfcluster.nodes import task_folders
+from tfcluster.nodes.task_folders import LocalTarget
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def store(tmp_path: Path) -> Store:
 def put_back(state: Sequence[Gathered], folders: Sequence[Path]) -> None:
     beside = folders[0].parent
     beside.mkdir(parents=True, exist_ok=True)
-    asyncio.run(filling.put_back(state, map(LocalTarget, folders), beside=beside))
+    asyncio.run(task_folders.put_back(state, map(LocalTarget, folders), beside=beside))
     assert not [*beside.glob(".outgoing-*")]
 
 

@@ -13,8 +13,7 @@ from tfcluster.agent import budgets
 from tfcluster.agent.catalogue import TaskEvent, TaskReport
 from tfcluster.agent.message_fields import parse, replace
 from tfcluster.agent.protocol import ProtocolError
-from tfcluster.nodes.reports import PREPARE, event_of_task, to_event
-from tfcluster.nodes.task_reports import ReportFilter
+from tfcluster.nodes.reports import PREPARE, ReportFilter, event_of_task, to_event
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.events import Event
 from tfcluster.rundir.fold import first_state
