@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from tests.launcher.conftest import plan_of
+from tests.launcher.conftest import plan_of, spread
 from tests.launcher.messages import task_report
 
 from tfcluster.agent import catalogue as msg
@@ -151,6 +151,13 @@ class Replay:
         self._take()
         return self
 
+    def leaves(self, node: str, loss: NodeLoss | None = None) -> Replay:
+        """Announce that the node will be taken away."""
+        loss = loss or NodeLoss(f"{node} got SIGTERM: it is taken away")
+        self.supervisor.node_leaving(node, loss, self.now)
+        self._take()
+        return self
+
     def stop(self, times: int = 1) -> Replay:
         """Press Ctrl-C."""
         for _ in range(times):
@@ -240,4 +247,10 @@ class Replay:
 
 def replay_of(*tasks: str, kind: str = "training", **supervision: Any) -> Replay:
     plan = plan_of(*tasks, kind=kind)  # type: ignore[arg-type]
+    return Replay(replace(plan, supervision=Supervision(**supervision)))
+
+
+def spread_gang(*tasks: str, **supervision: Any) -> Replay:
+    """Return a gang in which each task has a node of its own, named after it."""
+    plan = spread(plan_of(*(tasks or ("worker:0", "worker:1"))))
     return Replay(replace(plan, supervision=Supervision(**supervision)))

@@ -9,7 +9,6 @@ import pytest
 from tests.launcher.conftest import plan_of
 from tests.launcher.supervision.story import Replay, replay_of
 
-from tfcluster.node_loss import NodeLoss
 from tfcluster.plans.plan import Supervision
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.states import Status
@@ -25,10 +24,6 @@ def parameter_server(*tasks: str, hooks: bool = True, **supervision: float) -> R
     return Replay(replace(plan, tasks=served, supervision=Supervision(**supervision)))  # type: ignore[arg-type]
 
 
-def warnings(replay: Replay) -> list[str]:
-    return [event.message for event in replay.events if isinstance(event, ev.Warned)]
-
-
 # -- parameter servers
 
 
@@ -40,7 +35,7 @@ def test_serving_workers_are_stopped_with_the_ps_after_the_chief() -> None:
     assert replay.stopped() == ["worker:0", "worker:1", "ps:0"]
     replay.ended("worker:0", "worker:1", "ps:0")
     assert replay.outcome() == (Status.SUCCEEDED, 0)
-    assert warnings(replay) == []
+    assert replay.messages(ev.Warned) == []
 
 
 @pytest.mark.parametrize("named", ["parameter_server", "default"])
@@ -92,7 +87,7 @@ def test_serving_workers_are_not_awaited_even_after_a_restart() -> None:
     for task in ("worker:0", "worker:1", "ps:0"):
         replay.says(task, "serving")
     replay.exits("worker:1", killed=signal.SIGKILL).after(1.1)
-    replay.supervisor.started("worker:1", 2, replay.now)
+    replay.started("worker:1", 2)
     replay.exits("chief:0")
     assert replay.stopped() == ["worker:0", "worker:1", "ps:0"]
 
@@ -103,7 +98,7 @@ def test_workers_without_hooks_get_the_grace_and_a_warning() -> None:
     replay.after(2)
     replay.ended("worker:0", "worker:1", "ps:0")
     assert replay.outcome() == (Status.SUCCEEDED, 0)
-    (warning,) = warnings(replay)
+    (warning,) = replay.messages(ev.Warned)
     assert warning.startswith("worker:0, worker:1 did not end within 60 s after the chief")
     assert "hooks" in warning
     assert "supervision.finish_grace_s" in warning
@@ -147,7 +142,7 @@ def test_a_late_worker_that_trained_in_step_with_the_chief_is_stopped() -> None:
     assert replay.stopped() == ["worker:1"]
     replay.ended("worker:1")
     assert replay.outcome() == (Status.SUCCEEDED, 0)
-    assert warnings(replay) == [
+    assert replay.messages(ev.Warned) == [
         "worker:1 (in train.py:20 `model.fit`) did not end within 60 s after the chief: stopped"
     ]
 
@@ -182,19 +177,13 @@ def finishing(*tasks: str, lost: str = "worker:1") -> Replay:
     return replay.exits("worker:0")
 
 
-def lose(replay: Replay) -> Replay:
-    replay.supervisor.node_lost("far", NodeLoss("its agent does not answer"), replay.now)
-    replay._take()
-    return replay
-
-
 @pytest.mark.parametrize("lost", ["worker:1", "evaluator:0"])
 def test_a_node_that_is_lost_after_the_chief_has_finished_is_only_a_warning(lost: str) -> None:
-    replay = lose(finishing(lost=lost))
+    replay = finishing(lost=lost).loses("far", "its agent does not answer")
     assert replay.stopped() == []
     replay.exits("evaluator:0" if lost == "worker:1" else "worker:1")
     assert replay.outcome() == (Status.SUCCEEDED, 0)
-    assert warnings(replay) == [
+    assert replay.messages(ev.Warned) == [
         f"{lost} failed once the chief had succeeded: its agent does not answer"
     ]
 
@@ -206,7 +195,7 @@ def test_a_node_that_does_not_answer_at_the_end_of_the_grace_is_only_a_warning()
     assert replay.stopped() == ["worker:1"]
     replay.after(30)
     assert replay.outcome() == (Status.SUCCEEDED, 0)
-    assert warnings(replay)[-1] == (
+    assert replay.messages(ev.Warned)[-1] == (
         "worker:1 failed once the chief had succeeded: its agent does not answer"
     )
 
@@ -214,8 +203,7 @@ def test_a_node_that_does_not_answer_at_the_end_of_the_grace_is_only_a_warning()
 def test_a_lost_node_whose_worker_works_independently_still_fails_the_run() -> None:
     replay = replay_of(*PARAMETER_SERVER, max_restarts=0).says("worker:0", "progress", step=7)
     replay.exits("chief:0").exits("worker:1")
-    replay.supervisor.node_lost("local", NodeLoss("killed"), replay.now)
-    replay._take()
+    replay.loses("local", "killed")
     replay.gather()
     assert replay.outcome() == (Status.FAILED, 3)
 
@@ -226,18 +214,29 @@ EVALUATED = ("chief:0", "evaluator:0")
 
 
 def evaluated(
-    *, last: int | None, evaluated_step: int | None, finish_grace_s: float = 60
+    *,
+    last: int | None,
+    evaluated_step: int | None,
+    elsewhere: bool = True,
+    finish_grace_s: float = 60,
 ) -> Replay:
     """Return a replay: the chief saves elsewhere, the evaluator evaluates, and the chief exits."""
     replay = replay_of(*EVALUATED, finish_grace_s=finish_grace_s)
-    replay.says("chief:0", "saved_elsewhere", step=last)
+    if elsewhere:
+        replay.says("chief:0", "saved_elsewhere", step=last)
+    else:
+        replay.says("chief:0", "saved", path="ckpt", step=last)
     if evaluated_step is not None:
         replay.says("evaluator:0", "evaluated", step=evaluated_step)
     return replay.exits("chief:0")
 
 
-def test_an_evaluator_that_never_ends_is_stopped_after_the_last_checkpoint() -> None:
-    replay = evaluated(last=300, evaluated_step=200, finish_grace_s=200).after(120)
+@pytest.mark.parametrize("elsewhere", [True, False])
+def test_an_evaluator_that_never_ends_is_stopped_after_the_last_checkpoint(
+    elsewhere: bool,
+) -> None:
+    replay = evaluated(last=300, evaluated_step=200, elsewhere=elsewhere, finish_grace_s=200)
+    replay.after(120)
     assert replay.stopped() == []
     replay.says("evaluator:0", "evaluated", step=300).after(EVALUATOR_S - 1)
     assert replay.stopped() == [], "it may exit by itself"
@@ -245,7 +244,7 @@ def test_an_evaluator_that_never_ends_is_stopped_after_the_last_checkpoint() -> 
     assert replay.stopped() == ["evaluator:0"]
     replay.ended("evaluator:0")
     assert replay.outcome() == (Status.SUCCEEDED, 0)
-    assert warnings(replay) == []
+    assert replay.messages(ev.Warned) == []
 
 
 @pytest.mark.parametrize(
@@ -269,5 +268,5 @@ def test_the_warning_about_a_late_evaluator_names_the_setting(
     assert replay.stopped() == ["evaluator:0"]
     replay.ended("evaluator:0")
     assert replay.outcome() == (Status.SUCCEEDED, 0)
-    (warning,) = warnings(replay)
+    (warning,) = replay.messages(ev.Warned)
     assert description in warning

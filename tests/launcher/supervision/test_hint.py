@@ -13,18 +13,14 @@ from tfcluster.rundir import events as ev
 from tfcluster.supervision.silence import HINT_S
 
 
-def hints(replay: Replay) -> list[str]:
-    return [event.message for event in replay.events if isinstance(event, ev.Hint)]
-
-
 @pytest.mark.parametrize("kind", ["training", "plain"])
 def test_a_script_that_reports_nothing_gets_one_hint(kind: str) -> None:
     replay = replay_of(kind=kind).after(HINT_S - 1)
-    assert hints(replay) == []
+    assert replay.messages(ev.Hint) == []
     replay.after(1)
-    (hint,) = hints(replay)
+    (hint,) = replay.messages(ev.Hint)
     assert "reporting.progress(step, total=" in hint
-    assert hints(replay.after(3600)) == [hint]
+    assert replay.after(3600).messages(ev.Hint) == [hint]
 
 
 @pytest.mark.parametrize(
@@ -38,35 +34,35 @@ def test_a_script_that_reports_nothing_gets_one_hint(kind: str) -> None:
 )
 def test_any_work_that_one_task_reports_is_enough(report: str, facts: dict[str, Any]) -> None:
     replay = replay_of().says("worker:1", report, **facts).after(3600)
-    assert hints(replay) == []
+    assert replay.messages(ev.Hint) == []
 
 
 def test_the_time_in_which_tasks_wait_for_each_other_does_not_count() -> None:
     replay = replay_of().after(5).says("worker:0", "waiting_for_peers").after(200)
-    assert hints(replay) == []
+    assert replay.messages(ev.Hint) == []
     replay.says("worker:0", "task_ready").after(HINT_S - 1)
-    assert hints(replay) == []
-    assert len(hints(replay.after(1))) == 1
+    assert replay.messages(ev.Hint) == []
+    assert len(replay.after(1).messages(ev.Hint)) == 1
 
 
 def test_the_import_of_tensorflow_does_not_count() -> None:
     replay = replay_of().says("worker:0", "task_phase", name="importing TensorFlow").after(200)
-    assert hints(replay) == []
+    assert replay.messages(ev.Hint) == []
     replay.says("worker:0", "task_phase", name="").after(HINT_S - 1)
-    assert hints(replay) == []
-    assert len(hints(replay.after(1))) == 1
+    assert replay.messages(ev.Hint) == []
+    assert len(replay.after(1).messages(ev.Hint)) == 1
 
 
 def test_a_child_without_hooks_is_named_with_its_command() -> None:
     replay = (
         replay_of().says("worker:1", "trains_in_child", command="python -E fit.py").after(HINT_S)
     )
-    (hint,) = hints(replay)
+    (hint,) = replay.messages(ev.Hint)
     assert "worker:1 seems to train in a child process" in hint
     assert "`python -E fit.py`" in hint
     assert "`tfcluster run SCRIPT`" in hint
 
 
 def test_tasks_without_hooks_and_searches_get_none() -> None:
-    assert hints(Replay(plan_of(hooks=False)).after(100)) == []
-    assert hints(Replay(replace(plan_of(), kind="tuner")).after(100)) == []
+    assert Replay(plan_of(hooks=False)).after(100).messages(ev.Hint) == []
+    assert Replay(replace(plan_of(), kind="tuner")).after(100).messages(ev.Hint) == []

@@ -65,21 +65,18 @@ def lose_node(replay: Replay, **facts: Any) -> Replay:
     for name, value in facts.items():
         setattr(replay.supervisor.restarting, name, value)
     node = replay.supervisor.gang["worker:1"].node
-    replay.supervisor.node_lost(node, NodeLoss("its agent went away"), replay.now)
-    replay._take()
+    replay.loses(node, "its agent went away")
     for task in ("worker:0", "worker:2"):
         if replay.supervisor.gang.get(task) and not replay.supervisor.gang[task].is_over:
             replay.ended(task)
     replay.gather(20)
-    replay.supervisor.node_gone(node, NodeLoss("it is down"), replay.now)
-    replay._take()
+    replay.gone(node, "it is down")
     return replay
 
 
 def test_a_lost_node_is_replaced_by_a_requeue_that_counts() -> None:
     replay = lose_node(replay_of(*TASKS), can_come_back=True)
-    outcome = replay.supervisor.outcome
-    assert outcome is not None
+    outcome = replay.end()
     assert "another node in the place of" in outcome.comes_back
     (restart,) = [event for event in replay.events if isinstance(event, ev.Restarting)]
     assert (restart.attempt, restart.counts) == (2, None)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-
 import pytest
 from tests.launcher.supervision.story import IN_FIT, Replay, replay_of, stack
 
@@ -17,8 +15,7 @@ from tfcluster.supervision.silence import BUSY, ENDING_S, STALLED_S
 def training(*, step_s: float = 0.1, kind: str = "training") -> Replay:
     """Return a run whose tasks have joined and taken steps of this time."""
     replay = replay_of(kind=kind)
-    for task in ("worker:0", "worker:1"):
-        replay.says(task, "waiting_for_peers").says(task, "task_ready")
+    replay.joined()
     for step in range(1, 11):
         replay.says("worker:0", "progress", step=step).says("worker:1", "progress", step=step)
         replay.after(step_s)
@@ -26,7 +23,7 @@ def training(*, step_s: float = 0.1, kind: str = "training") -> Replay:
 
 
 def stalls_of(replay: Replay) -> int:
-    return sum(isinstance(event, ev.Stalled) for event in replay.events)
+    return len(replay.all(ev.Stalled))
 
 
 def test_a_run_is_stalled_after_ten_seconds_without_a_step() -> None:
@@ -97,9 +94,7 @@ def test_a_second_training_begins_with_the_steps_of_the_first() -> None:
 
 
 def test_a_run_that_reports_no_step_is_never_stalled() -> None:
-    replay = (
-        replay_of().says("worker:0", "waiting_for_peers").says("worker:0", "task_ready").after(290)
-    )
+    replay = replay_of().joined("worker:0").after(290)
     assert stalls_of(replay) == 0
 
 
@@ -161,15 +156,14 @@ def test_a_task_that_does_not_answer_is_waited_for_only_shortly() -> None:
 
 def test_a_stopped_task_is_named_with_its_signal() -> None:
     replay = training().after(5)
-    replay.supervisor.froze("worker:1", 1, signal.SIGSTOP, replay.now)
+    replay.froze("worker:1")
     replay.after(STALLED_S - 5)
     assert replay.last(ev.Stalled).what.startswith("worker:1 was stopped by SIGSTOP")
 
 
 def test_a_run_that_is_stopped_is_not_stalled_any_more() -> None:
     replay = training().after(20)
-    replay.supervisor.stop(do.Stop("Ctrl-C", 130), replay.now)
-    replay._take()
+    replay.stop()
     replay.says("worker:0", "progress", step=11)  # a task that ends sends its last step
     replay.after(300)
     assert stalls_of(replay) == 1
@@ -202,10 +196,9 @@ def test_a_run_that_is_ended_while_it_stalls_says_so() -> None:
     replay = training()
     replay.stacks["worker:1"] = stack("/home/me/hang.py:12 time.sleep(9)")
     replay.after(60)
-    replay.supervisor.stop(do.Stop("Ctrl-C", 130), replay.now)
+    replay.stop()
     replay.ended("worker:0", "worker:1")
-    outcome = replay.supervisor.outcome
-    assert outcome is not None
+    outcome = replay.end()
     reason = (
         "it had taken no step for 60 s: worker:1 is in hang.py:12 `time.sleep`; worker:0 waits for"
         " it in an all-reduce"

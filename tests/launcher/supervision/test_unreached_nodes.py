@@ -31,8 +31,7 @@ def plan_with_far(task: str, *tasks: str, kind: Any = "training", **supervision:
 def after_a_loss(plan: Plan) -> Replay:
     """Return a run that has lost the far node, and whose checkpoints are gathered."""
     replay = Replay(plan)
-    replay.supervisor.node_lost(FAR, NodeLoss("no answer"), replay.now)
-    replay._take()
+    replay.loses(FAR, "no answer")
     replay.ended(*[m.name for m in replay.supervisor.gang if m.is_running and m.is_core])
     return replay.gather(7)
 
@@ -55,8 +54,7 @@ def test_each_attempt_that_cannot_reach_a_node_counts_and_backs_off() -> None:
     not_reached(replay)
     assert replay.outcome() == (Status.FAILED, 3)
     assert (replay.cause()["task"], replay.cause()["reason"]) == ("worker:1", WHY)
-    outcome = replay.supervisor.outcome
-    assert outcome is not None
+    outcome = replay.end()
     assert outcome.error is not None
     assert WHY in outcome.error.message
     assert "supervision.max_restarts = 3 is used up" in outcome.error.message
@@ -80,20 +78,18 @@ def test_a_gang_that_may_shrink_goes_on_at_once() -> None:
 def test_a_run_whose_scheduler_gives_it_another_node_goes_back_at_once() -> None:
     replay = Replay(plan_with_far("worker:1"))
     replay.supervisor.restarting.can_come_back = True
-    replay.supervisor.node_lost(FAR, NodeLoss("no answer"), replay.now)
-    replay._take()
+    replay.loses(FAR, "no answer")
     replay.ended("worker:0").gather(7)
     assert replay.supervisor.patience_s(FAR) == 0.0
     not_reached(replay)
-    outcome = replay.supervisor.outcome
-    assert outcome is not None
+    outcome = replay.end()
     assert outcome.comes_back
 
 
 def test_a_gang_does_not_wait_for_a_node_that_has_only_its_evaluator() -> None:
     tasks = ("worker:0", "worker:1", "evaluator:0")
     replay = Replay(plan_with_far("evaluator:0", *tasks))
-    replay.supervisor.node_lost(FAR, NodeLoss("no answer"), replay.now)
+    replay.loses(FAR, "no answer")
     replay.exits("worker:1", killed=9).ended("worker:0").gather(7)
     assert replay.supervisor.patience_s(FAR) == 0.0
     assert not_reached(replay).last(ev.Restarting).members == ("worker:0", "worker:1")
@@ -101,8 +97,7 @@ def test_a_gang_does_not_wait_for_a_node_that_has_only_its_evaluator() -> None:
 
 def test_a_task_that_restarts_alone_has_attempts_of_its_own() -> None:
     replay = Replay(plan_with_far("worker:1", kind="plain", max_restarts=2))
-    replay.supervisor.node_lost(FAR, NodeLoss("no answer"), replay.now)
-    replay._take()
+    replay.loses(FAR, "no answer")
     replay.after(1.0)
     assert replay.supervisor.patience_s(FAR) == REACH_S
     assert [o.attempt for o in replay.orders if isinstance(o, do.StartAlone)] == [2]
