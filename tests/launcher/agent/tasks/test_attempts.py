@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import sys
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -99,18 +98,6 @@ def test_the_tf_config_has_the_addresses_of_the_order_and_the_place_of_the_task(
     assert found["evaluator:0"]["cluster"] == {**cluster, "evaluator": ["c:3"]}
 
 
-def test_a_gang_that_exits_on_sigterm_is_restarted_without_its_grace_period(rig: Rig) -> None:
-    names = [f"worker:{i}" for i in range(4)]
-    took = []
-    for attempt in range(1, 6):
-        since = time.monotonic()
-        start(rig, attempt, *(order(rig, attempt, "sleep", "300", task=name) for name in names))
-        rig.peer.send("stop", tasks=names, grace_s=20, why="a test")
-        assert {rig.exited(name)["signal"] for name in names} == {signal.SIGTERM}
-        took.append(time.monotonic() - since)
-    assert min(took) < 15
-
-
 def test_a_stray_process_ends_before_the_next_attempt_of_its_task(rig: Rig) -> None:
     names = ("worker:0", "worker:1")
     start(rig, 1, *(daemon(rig, 1, name) for name in names))
@@ -159,21 +146,3 @@ def test_stopped_and_continued_tasks_are_reported(rig: Rig) -> None:
     rig.peer.send("stop", tasks=["worker:0"], grace_s=20, why="a test")
     assert rig.exited()["signal"] == signal.SIGTERM
     assert not [m for m in rig.peer.messages if m["type"] == "task_thawed"]
-
-
-def test_a_stopped_task_is_killed_without_delay(rig: Rig) -> None:
-    rig.start("sleep", "300")
-    rig.peer.send("signal", tasks=["worker:0"], signal=int(signal.SIGSTOP))
-    rig.peer.take("task_frozen")
-    asked = time.monotonic()
-    rig.peer.send("stop", tasks=["worker:0"], grace_s=0, why="a test")
-    assert rig.exited()["signal"] == signal.SIGKILL
-    assert time.monotonic() - asked < 30
-
-
-def test_a_die_order_ends_the_agent_and_the_guard_ends_its_tasks(rig: Rig) -> None:
-    pid = rig.start("sleep", "300")["pid"]
-    rig.peer.send("die")
-    wait_until(lambda: not is_alive(pid))
-    wait_until(lambda: not is_alive(rig.guard_pid))
-    assert not is_alive(rig.pid)
