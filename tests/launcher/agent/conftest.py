@@ -130,6 +130,14 @@ class Rig:
     def exited(self, task: str = "worker:0") -> dict[str, Any]:
         return self.peer.take("task_exited", task=task)
 
+    def stop(self, *tasks: str, grace_s: float = 20) -> None:
+        """Order the agent to stop the tasks, or worker:0."""
+        self.peer.send("stop", tasks=[*(tasks or ("worker:0",))], grace_s=grace_s, why="a test")
+
+    def shut_down(self) -> None:
+        self.peer.send("shutdown")
+        self.peer.take("bye")
+
     def log(self, task: str = "worker:0") -> Path:
         return self.folder / "logs" / f"{task.replace(':', '-')}.log"
 

@@ -58,7 +58,7 @@ def test_python39_runs_tasks_holds_ports_and_stops(rig39: Rig) -> None:
     assert rig39.peer.take("ports_held")["ports"]["worker:0"] > 0
     rig39.start("sh", "-c", "echo hello; exec sleep 60")
     wait_until(lambda: rig39.log().read_bytes() == b"hello\n")
-    rig39.peer.send("stop", tasks=["worker:0"], grace_s=5, why="a test")
+    rig39.stop(grace_s=5)
     assert rig39.exited()["ended_by"] == "tfcluster"
     assert rig39.start("/no/such/program")["type"] == "start_failed"
 
@@ -84,8 +84,7 @@ def test_python39_resumes_logs_after_a_reconnect(
     rig.reconnect(stream_logs=True)
     rig.exited()
     assert bytes(rig.peer.logs["worker:0/1"]) == b"one\ntwo\n"
-    rig.peer.send("shutdown")
-    rig.peer.take("bye")
+    rig.shut_down()
 
 
 @pytest.mark.parametrize("platform", ["linux", "darwin"])

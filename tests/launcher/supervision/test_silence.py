@@ -1,15 +1,19 @@
-"""When a run that takes no step counts as stalled, and when it goes on again."""
+"""When a run that takes no step is stalled, and when one that reports none gets a hint."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
+from tests.launcher.conftest import plan_of
 from tests.launcher.supervision.story import IN_FIT, Replay, replay_of, stack
 
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.states import Status
 from tfcluster.supervision import decisions as do
 from tfcluster.supervision.endings import STACKS_WAIT_S
-from tfcluster.supervision.silence import BUSY, ENDING_S, STALLED_S
+from tfcluster.supervision.silence import BUSY, ENDING_S, HINT_S, STALLED_S
 
 
 def training(*, step_s: float = 0.1, kind: str = "training") -> Replay:
@@ -224,3 +228,58 @@ def test_tasks_that_form_no_cluster_stall_too() -> None:
     assert replay.last(ev.Stalled).causes == ()
     replay.exits("worker:0").exits("worker:1")
     assert replay.outcome() == (Status.SUCCEEDED, 0)
+
+
+@pytest.mark.parametrize("kind", ["training", "plain"])
+def test_a_script_that_reports_nothing_gets_one_hint(kind: str) -> None:
+    replay = replay_of(kind=kind).after(HINT_S - 1)
+    assert replay.messages(ev.Hint) == []
+    replay.after(1)
+    (hint,) = replay.messages(ev.Hint)
+    assert "reporting.progress(step, total=" in hint
+    assert replay.after(3600).messages(ev.Hint) == [hint]
+
+
+@pytest.mark.parametrize(
+    ("report", "facts"),
+    [
+        ("progress", {"step": 1}),
+        ("alive", {}),
+        ("evaluated", {"step": 1}),
+        ("saved", {"path": "x"}),
+    ],
+)
+def test_any_work_that_one_task_reports_is_enough(report: str, facts: dict[str, Any]) -> None:
+    replay = replay_of().says("worker:1", report, **facts).after(3600)
+    assert replay.messages(ev.Hint) == []
+
+
+def test_the_time_in_which_tasks_wait_for_each_other_does_not_count() -> None:
+    replay = replay_of().after(5).says("worker:0", "waiting_for_peers").after(200)
+    assert replay.messages(ev.Hint) == []
+    replay.says("worker:0", "task_ready").after(HINT_S - 1)
+    assert replay.messages(ev.Hint) == []
+    assert len(replay.after(1).messages(ev.Hint)) == 1
+
+
+def test_the_import_of_tensorflow_does_not_count() -> None:
+    replay = replay_of().says("worker:0", "task_phase", name="importing TensorFlow").after(200)
+    assert replay.messages(ev.Hint) == []
+    replay.says("worker:0", "task_phase", name="").after(HINT_S - 1)
+    assert replay.messages(ev.Hint) == []
+    assert len(replay.after(1).messages(ev.Hint)) == 1
+
+
+def test_a_child_without_hooks_is_named_with_its_command() -> None:
+    replay = (
+        replay_of().says("worker:1", "trains_in_child", command="python -E fit.py").after(HINT_S)
+    )
+    (hint,) = replay.messages(ev.Hint)
+    assert "worker:1 seems to train in a child process" in hint
+    assert "`python -E fit.py`" in hint
+    assert "`tfcluster run SCRIPT`" in hint
+
+
+def test_tasks_without_hooks_and_searches_get_none() -> None:
+    assert Replay(plan_of(hooks=False)).after(100).messages(ev.Hint) == []
+    assert Replay(replace(plan_of(), kind="tuner")).after(100).messages(ev.Hint) == []

@@ -96,8 +96,7 @@ def test_no_message_is_lost_or_repeated_after_a_reconnect(new_rig: Callable[...,
         received.append(rig.peer.take("task_event")["event"]["step"])
     assert received == list(range(200))
     assert rig.exited()["exit_code"] == 0
-    rig.peer.send("shutdown")
-    rig.peer.take("bye")
+    rig.shut_down()
 
 
 def test_a_repeated_order_is_carried_out_once(new_rig: Callable[..., Rig]) -> None:
@@ -111,8 +110,7 @@ def test_a_repeated_order_is_carried_out_once(new_rig: Callable[..., Rig]) -> No
     rig.start("true", task="worker:1")
     rig.exited("worker:1")
     assert rig.log().read_text() == "once\n"
-    rig.peer.send("shutdown")
-    rig.peer.take("bye")
+    rig.shut_down()
 
 
 def test_logs_are_streamed_by_offset_and_continue_after_a_reconnect(
@@ -131,8 +129,7 @@ def test_logs_are_streamed_by_offset_and_continue_after_a_reconnect(
     rig.exited()
     assert bytes(rig.peer.logs[name]) == rig.log().read_bytes()
     assert bytes(rig.peer.logs[name]).decode().splitlines()[-1] == "line 300"
-    rig.peer.send("shutdown")
-    rig.peer.take("bye")
+    rig.shut_down()
 
 
 def test_log_bytes_that_were_lost_with_the_connection_are_sent_again(
@@ -145,8 +142,7 @@ def test_log_bytes_that_were_lost_with_the_connection_are_sent_again(
     time.sleep(0.3)  # by now the bytes are in the socket, which is closed unread
     rig.reconnect(stream_logs=True)
     wait_until(lambda: rig.peer.read() and bytes(rig.peer.logs.get("worker:0/1", b"")) == b"one\n")
-    rig.peer.send("shutdown")
-    rig.peer.take("bye")
+    rig.shut_down()
 
 
 def test_an_expired_lease_ends_agent_and_tasks(new_rig: Callable[..., Rig]) -> None:
@@ -199,8 +195,7 @@ def test_an_agent_that_was_suspended_goes_on_if_its_coordinator_answers(
     wait_until(lambda: state_of(pid) != "T")
     assert rig.exited("worker:1")["exit_code"] == 0
     assert (rig.folder / "ran").exists(), "an order that came meanwhile is carried out"
-    rig.peer.send("shutdown")
-    rig.peer.take("bye")
+    rig.shut_down()
     assert rig.exited()["duration_s"] > LEASE_S + STOPPED_S
 
 

@@ -63,7 +63,7 @@ def test_the_next_attempt_starts_at_once_with_its_own_log(rig: Rig) -> None:
         start(rig, attempt, order(rig, attempt, "sh", "-c", f"echo {attempt}; exec sleep 300"))
         log = rig.folder / f"attempt-{attempt}" / "worker:0.log"
         wait_until(partial(log_has_text, log))
-        rig.peer.send("stop", tasks=["worker:0"], grace_s=5, why="a test")
+        rig.stop(grace_s=5)
         assert rig.exited()["attempt"] == attempt
     logs = [rig.folder / f"attempt-{attempt}" / "worker:0.log" for attempt in (1, 2, 3)]
     assert [log.read_text() for log in logs] == ["1\n", "2\n", "3\n"]
@@ -102,7 +102,7 @@ def test_a_stray_process_ends_before_the_next_attempt_of_its_task(rig: Rig) -> N
     names = ("worker:0", "worker:1")
     start(rig, 1, *(daemon(rig, 1, name) for name in names))
     stray = [pid_in(rig.folder / "attempt-1" / f"{name}.log") for name in names]
-    rig.peer.send("stop", tasks=["worker:0"], grace_s=0, why="a test")
+    rig.stop(grace_s=0)
     rig.exited("worker:0")
     assert is_alive(stray[0]), "it may finish its work while the others train"
     start(rig, 2, order(rig, 2, "sleep", "300"))
@@ -112,7 +112,7 @@ def test_a_stray_process_ends_before_the_next_attempt_of_its_task(rig: Rig) -> N
 def test_a_stray_process_with_an_empty_environment_ends_after_a_gang_stop(rig: Rig) -> None:
     start(rig, 1, daemon(rig, 1, "worker:0", "no names"), order(rig, 1, "true", task="worker:1"))
     stray = pid_in(rig.folder / "attempt-1" / "worker:0.log")
-    rig.peer.send("stop", tasks=["worker:0"], grace_s=0, why="a test")
+    rig.stop(grace_s=0)
     rig.exited("worker:0")
     rig.exited("worker:1")
     start(rig, 2, order(rig, 2, "sleep", "300"), order(rig, 2, "sleep", "300", task="worker:1"))
@@ -143,6 +143,6 @@ def test_stopped_and_continued_tasks_are_reported(rig: Rig) -> None:
     assert rig.peer.take("task_thawed")["attempt"] == 1
     rig.peer.send("signal", tasks=["worker:0"], signal=int(signal.SIGSTOP))
     rig.peer.take("task_frozen")
-    rig.peer.send("stop", tasks=["worker:0"], grace_s=20, why="a test")
+    rig.stop()
     assert rig.exited()["signal"] == signal.SIGTERM
     assert not [m for m in rig.peer.messages if m["type"] == "task_thawed"]

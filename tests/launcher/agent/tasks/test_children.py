@@ -78,17 +78,13 @@ def job(rig: Rig) -> Callable[..., Job]:
     return lambda **scripts: Job(rig, **scripts)
 
 
-def test_the_steps_of_a_child_are_those_of_the_task(job: Callable[..., Job]) -> None:
-    one = job(main=CALLS, train=TRAINS + "train('child', 7)")
-    assert one.run()["exit_code"] == 0
-    assert one.steps() == [("child", 7)]
-
-
-def test_the_last_step_of_a_killed_child_is_known(job: Callable[..., Job]) -> None:
-    kill = "os.kill(os.getpid(), 9)"
-    one = job(main=CALLS, train=TRAINS + f"train('child', 777)\n{kill}")
-    assert one.run()["exit_code"] == 256 - 9
-    assert one.events("progress")[-1]["step"] == 777
+@pytest.mark.parametrize(("end", "code"), [("", 0), ("os.kill(os.getpid(), 9)", 256 - 9)])
+def test_the_steps_of_a_child_are_those_of_the_task_even_if_it_is_killed(
+    job: Callable[..., Job], end: str, code: int
+) -> None:
+    one = job(main=CALLS, train=TRAINS + f"train('child', 777)\n{end}")
+    assert one.run()["exit_code"] == code
+    assert one.steps() == [("child", 777)]
 
 
 @pytest.mark.parametrize("main", [CALLS, "import train"])
@@ -275,7 +271,7 @@ def test_a_child_that_saves_its_state_gets_the_whole_grace_period(job: Callable[
     one = job(main=CALLS, train=train)
     one.start()
     one.await_log("trains")
-    one.rig.peer.send("stop", tasks=["worker:0"], grace_s=60, why="a test")
+    one.rig.stop(grace_s=60)
     assert one.end()["signal"] == signal.SIGTERM
     assert (one.folder / "saved").exists()
     assert len(one.events("saves_on_sigterm")) == 1

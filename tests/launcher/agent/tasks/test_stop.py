@@ -19,7 +19,7 @@ def stop(rig: Rig, script: str, grace_s: float) -> tuple[dict[str, object], floa
     rig.start("sh", "-c", script)
     wait_until(lambda: b"ready\n" in rig.log().read_bytes())
     asked = time.monotonic()
-    rig.peer.send("stop", tasks=["worker:0"], grace_s=grace_s, why="a test")
+    rig.stop(grace_s=grace_s)
     exited = rig.exited()
     assert exited["ended_by"] == "tfcluster"
     return exited, time.monotonic() - asked
@@ -57,7 +57,7 @@ def test_a_second_stop_can_only_shorten_the_grace_period(rig: Rig) -> None:
 def test_a_task_that_sigstop_stopped_is_ended(rig: Rig) -> None:
     pid = rig.start("sleep", "60")["pid"]
     os.kill(pid, signal.SIGSTOP)
-    rig.peer.send("stop", tasks=["worker:0"], grace_s=20, why="a test")
+    rig.stop()
     assert rig.exited()["signal"] == signal.SIGTERM
 
 

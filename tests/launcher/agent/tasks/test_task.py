@@ -149,6 +149,5 @@ def test_orphans_outside_the_group_end_with_the_agent(rig: Rig) -> None:
     wait_until(lambda: rig.log().read_text().endswith("\n"))
     orphan = int(rig.log().read_text())
     assert is_alive(orphan)
-    rig.peer.send("shutdown")
-    rig.peer.take("bye")
+    rig.shut_down()
     assert not is_alive(orphan)
