@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import struct
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -218,14 +217,6 @@ def test_each_minute_without_an_answer_is_an_attempt_and_the_last_one_ends_the_r
     assert max(later - sooner for sooner, later in itertools.pairwise(dials)) < 40
 
 
-def test_a_gang_that_may_shrink_does_not_wait_for_a_lost_host(scene: Scene) -> None:
-    scene.remote.fails, scene.remote.off_s, scene.local.lasts = ("started",), FOREVER_S, (1,)
-    ended = scene.play(lease_s=60.0, min_workers=1)
-    assert ended.outcome.status is Status.SUCCEEDED
-    assert ended.state.restarts[-1]["members"] == ("worker:0",)
-    assert ended.seconds < 60 + 11 + 30, "it is tried once after its lease"
-
-
 @pytest.mark.parametrize("least", [1, 2])
 def test_a_gang_that_may_shrink_starts_without_a_host_that_is_off(scene: Scene, least: int) -> None:
     """`torchrun --nnodes 1:2` starts, too."""
@@ -289,15 +280,6 @@ def test_a_gang_grows_when_a_new_agent_of_its_lost_host_is_set_up(
     scene.remote.fails = fails
     assert scene.grow()[-1] == GROWN
     assert scene.local.order_counts["start"] == 3
-
-
-def test_a_gang_takes_in_a_host_that_was_off_at_its_start(scene: Scene) -> None:
-    scene.saves(1)
-    scene.remote.off_until = (
-        time.monotonic() + 300
-    )  # by the loop's clock, which begins like this one
-    assert scene.grow() == [GROWN]
-    assert (scene.local.order_counts["start"], scene.remote.order_counts["start"]) == (2, 1)
 
 
 def test_a_restart_does_not_wait_for_a_node_that_is_tried_in_the_background(

@@ -211,38 +211,46 @@ def test_different_states_are_not_the_cause_of_an_exception_of_the_script() -> N
 # -- losses
 
 
-def test_tasks_that_train_together_give_one_alert() -> None:
-    replay = together()
-    for step in (3, 4):
-        for task in ("worker:1", "worker:0"):
-            replay.says(task, "progress", step=step, metrics={"loss": math.nan})
-    assert replay.messages(ev.Alert) == ["loss is NaN since step 3 (worker:1)"]
+NAN, INF = math.nan, math.inf
 
 
-def test_tasks_that_train_alone_give_an_alert_each() -> None:
-    replay = replay_of(kind="plain")
-    for task in ("worker:1", "worker:0"):
-        replay.says(task, "progress", step=3, metrics={"loss": math.nan})
-    assert len(replay.messages(ev.Alert)) == 2
-
-
-def test_a_loss_that_is_a_number_again_is_said_once() -> None:
-    replay = together()
-    for step, loss in enumerate((1.0, math.inf, 2.0, math.inf, 3.0), start=1):
-        replay.says("worker:0", "progress", step=step, metrics={"loss": loss})
-    assert replay.messages(ev.Alert) == [
-        "loss is infinite since step 2 (worker:0)",
-        "loss was infinite from step 2 to 3 (worker:0)",
-    ]
-
-
-def test_a_loss_of_another_worker_does_not_end_the_alert() -> None:
-    """A script's own loop may report the loss of its own part of the batch."""
-    replay = together()
-    for step in (2, 3):
-        for task, loss in (("worker:0", math.nan), ("worker:1", 0.3)):
-            replay.says(task, "progress", step=step, metrics={"loss": loss})
-    assert replay.messages(ev.Alert) == ["loss is NaN since step 2 (worker:0)"]
+@pytest.mark.parametrize(
+    ("kind", "reports", "said"),
+    [
+        (
+            "training",
+            [(3, 1, NAN), (3, 0, NAN), (4, 1, NAN)],
+            ["loss is NaN since step 3 (worker:1)"],
+        ),
+        (
+            "plain",
+            [(3, 1, NAN), (3, 0, NAN)],
+            ["loss is NaN since step 3 (worker:1)", "loss is NaN since step 3 (worker:0)"],
+        ),
+        (
+            "training",
+            [(1, 0, 1.0), (2, 0, INF), (3, 0, 2.0), (4, 0, INF), (5, 0, 3.0)],
+            [
+                "loss is infinite since step 2 (worker:0)",
+                "loss was infinite from step 2 to 3 (worker:0)",
+            ],
+        ),
+        # A script's own loop may report the loss of its own part of the batch.
+        (
+            "training",
+            [(2, 0, NAN), (2, 1, 0.3), (3, 0, NAN)],
+            ["loss is NaN since step 2 (worker:0)"],
+        ),
+    ],
+    ids=["together", "alone", "a number again", "a number of another worker"],
+)
+def test_a_loss_that_is_no_number_is_said_once_for_tasks_that_train_together(
+    kind: str, reports: list[tuple[int, int, float]], said: list[str]
+) -> None:
+    replay = together() if kind == "training" else replay_of(kind=kind)
+    for step, worker, loss in reports:
+        replay.says(f"worker:{worker}", "progress", step=step, metrics={"loss": loss})
+    assert replay.messages(ev.Alert) == said
 
 
 def weights(value: float) -> dict[str, float]:

@@ -66,35 +66,29 @@ def test_the_next_sign_of_work_ends_a_stall(kind: str) -> None:
     assert stalls_of(replay) == 2
 
 
-def test_long_steps_need_a_long_silence() -> None:
-    replay = training(step_s=8).after(71)
-    assert stalls_of(replay) == 0
-    assert stalls_of(replay.after(2)) == 1
-
-
-def test_several_steps_in_one_call_count_as_one() -> None:
+def reports_steps(*steps: int, of: int, every_s: float) -> Replay:
     replay = replay_of()
-    for step in (100, 200, 300):
-        replay.says("worker:0", "progress", step=step, steps_per_execution=100).after(4)
-    assert stalls_of(replay.after(35)) == 0
+    for step in steps:
+        replay.says("worker:0", "progress", step=step, steps_per_execution=of).after(every_s)
+    return replay
+
+
+@pytest.mark.parametrize(
+    ("replay", "patience_s"),
+    [
+        (training(step_s=8), 72),
+        (reports_steps(100, 200, 300, of=100, every_s=4), 36),
+        (training().after(9).says("worker:0", "progress", step=11), 27),
+        (replay_of().after(20).says("worker:0", "progress", step=1), 60),
+        (training(step_s=0.1).says("worker:0", "progress", step=1), STALLED_S),
+    ],
+    ids=["long steps", "several steps in one call", "a pause", "a first step", "a second training"],
+)
+def test_a_run_may_be_silent_for_longer_where_it_was_so_before(
+    replay: Replay, patience_s: float
+) -> None:
+    assert stalls_of(replay.after(patience_s - 1)) == 0
     assert stalls_of(replay.after(2)) == 1
-
-
-def test_a_pause_that_has_happened_before_is_allowed() -> None:
-    replay = training().after(9).says("worker:0", "progress", step=11).after(26)
-    assert stalls_of(replay) == 0
-    assert stalls_of(replay.after(2)) == 1
-
-
-def test_a_first_step_says_how_long_the_second_may_take() -> None:
-    replay = replay_of().after(20).says("worker:0", "progress", step=1).after(59)
-    assert stalls_of(replay) == 0
-    assert stalls_of(replay.after(2)) == 1
-
-
-def test_a_second_training_begins_with_the_steps_of_the_first() -> None:
-    replay = training(step_s=0.1).says("worker:0", "progress", step=1)
-    assert stalls_of(replay.after(STALLED_S + 0.1)) == 1
 
 
 def test_a_run_that_reports_no_step_is_never_stalled() -> None:
@@ -254,18 +248,19 @@ def test_any_work_that_one_task_reports_is_enough(report: str, facts: dict[str, 
     assert replay.messages(ev.Hint) == []
 
 
-def test_the_time_in_which_tasks_wait_for_each_other_does_not_count() -> None:
-    replay = replay_of().after(5).says("worker:0", "waiting_for_peers").after(200)
+@pytest.mark.parametrize(
+    ("begins", "ends"),
+    [
+        (("waiting_for_peers", {}), ("task_ready", {})),
+        (("task_phase", {"name": "importing TensorFlow"}), ("task_phase", {"name": ""})),
+    ],
+)
+def test_neither_the_wait_for_peers_nor_the_import_of_tensorflow_counts(
+    begins: tuple[str, dict[str, Any]], ends: tuple[str, dict[str, Any]]
+) -> None:
+    replay = replay_of().after(5).says("worker:0", begins[0], **begins[1]).after(200)
     assert replay.messages(ev.Hint) == []
-    replay.says("worker:0", "task_ready").after(HINT_S - 1)
-    assert replay.messages(ev.Hint) == []
-    assert len(replay.after(1).messages(ev.Hint)) == 1
-
-
-def test_the_import_of_tensorflow_does_not_count() -> None:
-    replay = replay_of().says("worker:0", "task_phase", name="importing TensorFlow").after(200)
-    assert replay.messages(ev.Hint) == []
-    replay.says("worker:0", "task_phase", name="").after(HINT_S - 1)
+    replay.says("worker:0", ends[0], **ends[1]).after(HINT_S - 1)
     assert replay.messages(ev.Hint) == []
     assert len(replay.after(1).messages(ev.Hint)) == 1
 

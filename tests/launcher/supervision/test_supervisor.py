@@ -133,8 +133,7 @@ def test_the_start_deadline_names_missing_tasks() -> None:
     assert sorted(replay.stopped()) == ["worker:0", "worker:1"]
     replay.ended("worker:0", "worker:1")
     assert replay.outcome() == (Status.TIMED_OUT, 4)
-    assert replay.supervisor.outcome is not None
-    text = str(replay.supervisor.outcome.error)
+    text = replay.error()
     assert "worker:1 has not joined, 1300 s after its start" in text
     assert "last of worker:1" in text
     assert replay.cause()["task"] == "worker:1"
