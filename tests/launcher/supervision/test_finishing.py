@@ -6,7 +6,7 @@ import signal
 from dataclasses import replace
 
 import pytest
-from tests.launcher.conftest import plan_of
+from tests.launcher.conftest import moved, plan_of
 from tests.launcher.supervision.story import Replay, replay_of
 
 from tfcluster.plans.plan import Supervision
@@ -167,10 +167,7 @@ FINISHED = ("worker:0", "worker:1", "evaluator:0")
 
 def finishing(*tasks: str, lost: str = "worker:1") -> Replay:
     """Return a replay in which the chief has ended, and `lost` runs on the node `far`."""
-    plan = plan_of(*(tasks or FINISHED))
-    placed = tuple(replace(t, node="far" if str(t.id) == lost else t.node) for t in plan.tasks)
-    nodes = (*plan.nodes, replace(plan.nodes[0], name="far"))
-    replay = Replay(replace(plan, nodes=nodes, tasks=placed))
+    replay = Replay(moved(plan_of(*(tasks or FINISHED)), lost))
     for task in ("worker:0", "worker:1"):
         replay.says(task, "waiting_for_peers").says(task, "task_ready")
         replay.says(task, "progress", step=9, total_steps=9)

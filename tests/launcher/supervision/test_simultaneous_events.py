@@ -9,10 +9,10 @@ import signal
 from dataclasses import replace
 
 import pytest
-from tests.launcher.conftest import plan_of
+from tests.launcher.conftest import moved, plan_of
 from tests.launcher.supervision.story import COLLATERAL, Replay, replay_of
 
-from tfcluster.plans.plan import NodePlan, Plan, Supervision, TaskId
+from tfcluster.plans.plan import Supervision, TaskId
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.states import Status
 from tfcluster.supervision import decisions as do
@@ -23,12 +23,6 @@ from tfcluster.supervision.verdicts import FROZEN_S
 
 EVALUATED = ("worker:0", "worker:1", "evaluator:0")
 SEARCH = ("chief:0", "worker:0", "worker:1")
-
-
-def spread(plan: Plan, *remote: str) -> Plan:
-    """Return `plan` with the tasks `remote` on another node."""
-    tasks = tuple(replace(t, node="far" if str(t.id) in remote else t.node) for t in plan.tasks)
-    return replace(plan, tasks=tasks, nodes=(*plan.nodes, NodePlan("far", "ssh", None, "/job")))
 
 
 def test_a_deadline_that_ends_the_run_silences_the_others_of_the_same_late_moment() -> None:
@@ -102,7 +96,7 @@ def test_a_chief_that_finishes_cancels_a_pending_restart() -> None:
 
 
 def test_a_failure_before_a_restart_is_not_the_cause_of_a_later_one() -> None:
-    plan = spread(plan_of(*SEARCH, kind="tuner"), "worker:1")
+    plan = moved(plan_of(*SEARCH, kind="tuner"), "worker:1")
     replay = Replay(plan).exits("worker:0", killed=signal.SIGSEGV).after(1.1)
     replay.started("worker:0", 2)
     replay.loses("far", "no route")

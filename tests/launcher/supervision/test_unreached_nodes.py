@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from tests.launcher.conftest import plan_of
+from tests.launcher.conftest import moved, plan_of
 from tests.launcher.supervision.story import Replay
 
 from tfcluster.kinds import get
@@ -22,10 +22,8 @@ WHY = f"{FAR} cannot be reached: ssh: connect to host {FAR} port 22: Connection 
 
 def plan_with_far(task: str, *tasks: str, kind: Any = "training", **supervision: Any) -> Plan:
     """Return a plan whose `task` is on another machine."""
-    plan = plan_of(*tasks, kind=kind)
-    nodes = (*plan.nodes, replace(plan.nodes[0], name=FAR, backend="ssh"))
-    placed = tuple(replace(t, node=FAR if str(t.id) == task else t.node) for t in plan.tasks)
-    return replace(plan, nodes=nodes, tasks=placed, supervision=Supervision(**supervision))
+    plan = moved(plan_of(*tasks, kind=kind), task, to=FAR)
+    return replace(plan, supervision=Supervision(**supervision))
 
 
 def after_a_loss(plan: Plan) -> Replay:
