@@ -17,8 +17,7 @@ from tfcluster.supervision.supervisor import ALONE_S
 
 
 def together(**supervision: Any) -> Replay:
-    replay = replay_of(**supervision)
-    replay.joined()
+    replay = replay_of(**supervision).joined()
     return replay
 
 

@@ -142,8 +142,7 @@ def test_a_lost_link_restarts_the_gang_at_once() -> None:
 
 def test_a_failure_with_its_own_cause_is_blamed_rather_than_a_lost_link() -> None:
     replay = replay_on_hosts(2)
-    replay.exits("worker:0", 1, last=COLLATERAL)
-    replay.exits("worker:1", None, killed=9)
+    replay.exits("worker:0", 1, last=COLLATERAL).exits("worker:1", None, killed=9)
     replay.supervisor.links_probed({NODES[0]: "link lost"}, replay.now)
     replay._take()
     replay.gather()

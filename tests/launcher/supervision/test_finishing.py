@@ -42,8 +42,7 @@ def test_serving_workers_are_stopped_with_the_ps_after_the_chief() -> None:
 def test_independent_workers_may_finish_and_the_ps_is_stopped_last(named: str) -> None:
     make_replay = parameter_server if named == "parameter_server" else replay_of
     replay = make_replay(*PARAMETER_SERVER).says("ps:0", "serving")
-    replay.says("worker:0", "progress", step=7)
-    replay.exits("chief:0").after(16)
+    replay.says("worker:0", "progress", step=7).exits("chief:0").after(16)
     assert replay.stopped() == []
     replay.exits("worker:0").after(16)
     assert replay.stopped() == [], "worker:1 still needs the ps"
@@ -86,8 +85,7 @@ def test_serving_workers_are_not_awaited_even_after_a_restart() -> None:
     replay = parameter_server()
     for task in ("worker:0", "worker:1", "ps:0"):
         replay.says(task, "serving")
-    replay.exits("worker:1", killed=signal.SIGKILL).after(1.1)
-    replay.started("worker:1", 2)
+    replay.exits("worker:1", killed=signal.SIGKILL).after(1.1).started("worker:1", 2)
     replay.exits("chief:0")
     assert replay.stopped() == ["worker:0", "worker:1", "ps:0"]
 
@@ -95,8 +93,7 @@ def test_serving_workers_are_not_awaited_even_after_a_restart() -> None:
 def test_workers_without_hooks_get_the_grace_and_a_warning() -> None:
     replay = parameter_server(hooks=False, finish_grace_s=60).exits("chief:0").after(59)
     assert replay.stopped() == []
-    replay.after(2)
-    replay.ended("worker:0", "worker:1", "ps:0")
+    replay.after(2).ended("worker:0", "worker:1", "ps:0")
     assert replay.outcome() == (Status.SUCCEEDED, 0)
     (warning,) = replay.messages(ev.Warned)
     assert warning.startswith("worker:0, worker:1 did not end within 60 s after the chief")
@@ -199,9 +196,7 @@ def test_a_node_that_does_not_answer_at_the_end_of_the_grace_is_only_a_warning()
 
 def test_a_lost_node_whose_worker_works_independently_still_fails_the_run() -> None:
     replay = replay_of(*PARAMETER_SERVER, max_restarts=0).says("worker:0", "progress", step=7)
-    replay.exits("chief:0").exits("worker:1")
-    replay.loses("local", "killed")
-    replay.gather()
+    replay.exits("chief:0").exits("worker:1").loses("local", "killed").gather()
     assert replay.outcome() == (Status.FAILED, 3)
 
 

@@ -66,14 +66,12 @@ def test_a_gang_grows_at_the_next_checkpoint_after_its_node_is_back() -> None:
     assert (event.counts, event.planned, event.members, event.from_step) == (False, True, None, 9)
     assert event.attempt == 3
     assert before == len([event for event in replay.events if isinstance(event, ev.Diagnosis)])
-    replay.begin(3)
-    replay.exits("worker:0").exits("worker:1").exits("worker:2")
+    replay.begin(3).exits("worker:0").exits("worker:1").exits("worker:2")
     assert replay.outcome() == (Status.SUCCEEDED, 0)
 
 
 def test_tasks_get_the_whole_grace_period_to_save_before_the_gang_grows() -> None:
-    replay = shrunk(grace_s=50.0).after(100)
-    replay.says("worker:0", "saves_on_sigterm")
+    replay = shrunk(grace_s=50.0).after(100).says("worker:0", "saves_on_sigterm")
     saves(back(replay))
     graces = {o.tasks: o.grace_s for o in replay.orders if isinstance(o, do.StopTasks)}
     assert graces[("worker:0",)] == 50.0
@@ -88,10 +86,8 @@ def test_growing_waits_until_grow_every_s_has_passed_since_the_gang_shrank() -> 
 
 def test_a_flapping_node_makes_the_gang_grow_once_per_grow_every_s() -> None:
     replay = saves(back(shrunk().after(100)))
-    replay.ended("worker:0", "worker:1").gather(9).begin(3)
-    replay.loses("worker-2")
-    replay.ended("worker:0", "worker:1").gather(9)
-    replay.gone("worker-2")
+    replay.ended("worker:0", "worker:1").gather(9).begin(3).loses("worker-2")
+    replay.ended("worker:0", "worker:1").gather(9).gone("worker-2")
     saves(back(replay.begin(4)).after(59), 11)
     assert replay.supervisor.end.is_training
     saves(replay.after(2), 12)
@@ -108,8 +104,7 @@ def test_a_node_that_is_lost_again_before_the_checkpoint_changes_nothing() -> No
 
 def test_a_node_that_is_lost_while_the_gang_stops_to_grow_is_left_out_again() -> None:
     replay = saves(back(shrunk().after(100)))
-    replay.loses("worker-2").gone("worker-2")
-    replay.ended("worker:0", "worker:1").gather(9)
+    replay.loses("worker-2").gone("worker-2").ended("worker:0", "worker:1").gather(9)
     assert replay.members() == ["worker:0", "worker:1"]
 
 
@@ -196,8 +191,7 @@ def test_a_former_chief_is_the_chief_again() -> None:
 
 def test_ctrl_c_while_the_gang_stops_to_grow_ends_the_run() -> None:
     replay = saves(back(shrunk().after(100)))
-    replay.stop()
-    replay.ended("worker:0", "worker:1")
+    replay.stop().ended("worker:0", "worker:1")
     assert replay.outcome() == (Status.INTERRUPTED, 130)
 
 
@@ -241,8 +235,7 @@ def test_a_gang_grows_by_itself_only_up_to_the_requested_number() -> None:
 
 
 def test_a_request_during_a_restart_changes_the_next_gang() -> None:
-    replay = gang()
-    replay.exits("worker:1", killed=signal.SIGKILL)
+    replay = gang().exits("worker:1", killed=signal.SIGKILL)
     scale(replay, 2)
     replay.ended("worker:0", "worker:2").gather(5)
     assert replay.members() == ["worker:0", "worker:1"]

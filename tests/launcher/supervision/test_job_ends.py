@@ -69,8 +69,7 @@ def lose_node(replay: Replay, **facts: Any) -> Replay:
     for task in ("worker:0", "worker:2"):
         if replay.supervisor.gang.get(task) and not replay.supervisor.gang[task].is_over:
             replay.ended(task)
-    replay.gather(20)
-    replay.gone(node, "it is down")
+    replay.gather(20).gone(node, "it is down")
     return replay
 
 

@@ -18,8 +18,7 @@ from tfcluster.supervision.silence import BUSY, ENDING_S, HINT_S, STALLED_S
 
 def training(*, step_s: float = 0.1, kind: str = "training") -> Replay:
     """Return a run whose tasks have joined and taken steps of this time."""
-    replay = replay_of(kind=kind)
-    replay.joined()
+    replay = replay_of(kind=kind).joined()
     for step in range(1, 11):
         replay.says("worker:0", "progress", step=step).says("worker:1", "progress", step=step)
         replay.after(step_s)
@@ -153,15 +152,12 @@ def test_a_task_that_does_not_answer_is_waited_for_only_shortly() -> None:
 
 
 def test_a_stopped_task_is_named_with_its_signal() -> None:
-    replay = training().after(5)
-    replay.froze("worker:1")
-    replay.after(STALLED_S - 5)
+    replay = training().after(5).froze("worker:1").after(STALLED_S - 5)
     assert replay.last(ev.Stalled).what.startswith("worker:1 was stopped by SIGSTOP")
 
 
 def test_a_run_that_is_stopped_is_not_stalled_any_more() -> None:
-    replay = training().after(20)
-    replay.stop()
+    replay = training().after(20).stop()
     replay.says("worker:0", "progress", step=11)  # a task that ends sends its last step
     replay.after(300)
     assert stalls_of(replay) == 1
@@ -193,9 +189,7 @@ def test_stacks_that_were_asked_for_before_the_end_do_not_end_it() -> None:
 def test_a_run_that_is_ended_while_it_stalls_says_so() -> None:
     replay = training()
     replay.stacks["worker:1"] = stack("/home/me/hang.py:12 time.sleep(9)")
-    replay.after(60)
-    replay.stop()
-    replay.ended("worker:0", "worker:1")
+    replay.after(60).stop().ended("worker:0", "worker:1")
     outcome = replay.end()
     reason = (
         "it had taken no step for 60 s: worker:1 is in hang.py:12 `time.sleep`; worker:0 waits for"

@@ -57,16 +57,14 @@ def test_an_evaluator_that_was_due_to_restart_when_the_gang_failed_restarts_with
 def test_an_evaluator_that_starts_while_the_gang_is_stopped_keeps_running() -> None:
     replay = replay_of(*EVALUATED).exits("evaluator:0", killed=signal.SIGSEGV).after(1.1)
     replay.supervisor.order([TaskId("evaluator", 0)], 2, replay.now)
-    replay.exits("worker:1", killed=signal.SIGKILL)
-    replay.started("evaluator:0", 2)
+    replay.exits("worker:1", killed=signal.SIGKILL).started("evaluator:0", 2)
     assert replay.stopped() == ["worker:0"]
     replay.ended("worker:0").gather(3).begin(3)
     assert [m.attempt for m in replay.supervisor.gang] == [3, 3, 2]
 
 
 def test_a_frozen_evaluator_is_not_the_cause_of_the_gang_s_failure() -> None:
-    replay = replay_of(*EVALUATED)
-    replay.froze("evaluator:0")
+    replay = replay_of(*EVALUATED).froze("evaluator:0")
     replay.exits("worker:1", 1, last=COLLATERAL)
     assert replay.stopped() == []
 
@@ -98,8 +96,7 @@ def test_a_chief_that_finishes_cancels_a_pending_restart() -> None:
 def test_a_failure_before_a_restart_is_not_the_cause_of_a_later_one() -> None:
     plan = moved(plan_of(*SEARCH, kind="tuner"), "worker:1")
     replay = Replay(plan).exits("worker:0", killed=signal.SIGSEGV).after(1.1)
-    replay.started("worker:0", 2)
-    replay.loses("far", "no route")
+    replay.started("worker:0", 2).loses("far", "no route")
     replay.ended("chief:0", "worker:0").gather()
     assert (replay.cause()["task"], replay.cause()["kind"]) == ("worker:1", "node_lost")
 
@@ -108,8 +105,7 @@ def test_the_start_deadline_counts_only_tasks_that_wait_now() -> None:
     replay = replay_of(*SEARCH, kind="tuner", start_deadline_s=300)
     replay.joined("worker:0").after(1000)
     replay.says("worker:1", "waiting_for_peers").exits("worker:1", 3).after(1000)
-    replay.exits("worker:0", killed=signal.SIGKILL).after(1.1)
-    replay.started("worker:0", 2)
+    replay.exits("worker:0", killed=signal.SIGKILL).after(1.1).started("worker:0", 2)
     replay.says("worker:0", "waiting_for_peers").after(299)
     assert replay.stopped() == []
     replay.after(2 + STACKS_S)
@@ -128,8 +124,7 @@ def test_a_task_not_yet_ordered_to_start_is_not_started_after_its_attempt_ended(
 
 def test_a_gang_with_an_unanswered_order_to_start_has_not_ended() -> None:
     replay = Replay(plan_of(), starts=False).order()
-    replay.started("worker:0", 1)
-    replay.exits("worker:0", killed=signal.SIGKILL)
+    replay.started("worker:0", 1).exits("worker:0", killed=signal.SIGKILL)
     assert do.GatherCheckpoints() not in replay.orders
     replay.started("worker:1", 1)
     assert replay.stopped() == ["worker:1"]
@@ -147,9 +142,7 @@ def test_an_agent_that_does_not_answer_an_order_to_start_is_dropped() -> None:
 
 def test_a_task_that_starts_late_does_not_shorten_the_grace_of_a_saving_task() -> None:
     replay = Replay(plan_of(), starts=False).order()
-    replay.started("worker:0", 1)
-    replay.says("worker:0", "saves_on_sigterm")
-    replay.stop()
+    replay.started("worker:0", 1).says("worker:0", "saves_on_sigterm").stop()
     replay.started("worker:1", 1)
     replay.exits("worker:1", killed=signal.SIGKILL, by="tfcluster").after(29 + AGENT_SLACK_S)
     assert do.DropNode("local") not in replay.orders
@@ -170,8 +163,7 @@ def test_a_task_whose_start_is_heard_of_after_ctrl_c_has_the_same_grace(
 
 def test_a_run_that_is_stopped_waits_for_the_answers_to_its_order_to_start() -> None:
     replay = Replay(plan_of(), starts=False).order()
-    replay.stop()
-    replay.after(START_ANSWER_S - 1)
+    replay.stop().after(START_ANSWER_S - 1)
     assert do.DropNode("local") not in replay.orders
     replay.after(2)
     assert do.DropNode("local") in replay.orders
@@ -198,18 +190,14 @@ def test_a_failed_restart_of_one_task_does_not_affect_the_others() -> None:
 
 def test_a_missed_deadline_of_one_attempt_does_not_fail_the_next() -> None:
     replay = replay_of(start_deadline_s=10, backoff_s=0.0)
-    replay.says("worker:0", "waiting_for_peers").after(10)
-    replay.loses("local", "killed")
-    replay.gather().begin(2)
-    replay.exits("worker:0").exits("worker:1")
+    replay.says("worker:0", "waiting_for_peers").after(10).loses("local", "killed")
+    replay.gather().begin(2).exits("worker:0").exits("worker:1")
     assert replay.outcome() == (Status.SUCCEEDED, 0)
 
 
 def test_a_task_frozen_after_the_chief_has_succeeded_does_not_fail_the_run() -> None:
-    replay = replay_of(finish_grace_s=60)
-    replay.joined("worker:1").exits("worker:0")
-    replay.froze("worker:1")
-    replay.after(FROZEN_S + 1)
+    replay = replay_of(finish_grace_s=60).joined("worker:1").exits("worker:0")
+    replay.froze("worker:1").after(FROZEN_S + 1)
     assert replay.stopped() == []
     replay.after(60).ended("worker:1")
     assert replay.outcome() == (Status.SUCCEEDED, 0)
@@ -219,8 +207,7 @@ def test_a_stopped_process_is_the_cause_where_the_start_deadline_passes_at_the_s
     None
 ):
     replay = replay_of("worker:0", "worker:1", start_deadline_s=FROZEN_S)
-    replay.says("worker:0", "waiting_for_peers")
-    replay.froze("worker:1")
+    replay.says("worker:0", "waiting_for_peers").froze("worker:1")
     replay.after(FROZEN_S).ended("worker:0", "worker:1").gather()
     assert replay.cause()["kind"] == "frozen"
     assert replay.supervisor.next_attempt is not None

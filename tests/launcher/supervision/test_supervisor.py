@@ -35,8 +35,7 @@ def test_a_killed_worker_restarts_the_gang_from_the_newest_step() -> None:
     assert "worker:1" in restarting.reason
     assert "SIGKILL" in restarting.reason
     assert replay.cause()["task"] == "worker:1"
-    replay.begin(2)
-    replay.exits("worker:0").exits("worker:1")
+    replay.begin(2).exits("worker:0").exits("worker:1")
     assert replay.outcome() == (Status.SUCCEEDED, 0)
 
 
@@ -73,9 +72,7 @@ def test_a_collateral_failure_waits_for_its_cause_and_then_the_survivor_is_blame
 
 
 def test_a_frozen_task_is_killed_when_its_peers_would_give_up() -> None:
-    replay = replay_of().after(5)
-    replay.froze("worker:1")
-    replay.after(FROZEN_S - 0.1)
+    replay = replay_of().after(5).froze("worker:1").after(FROZEN_S - 0.1)
     assert replay.stopped() == []
     replay.after(0.2)
     assert replay.stopped() == ["worker:1", "worker:0"]
@@ -87,9 +84,7 @@ def test_a_frozen_task_is_killed_when_its_peers_would_give_up() -> None:
 
 
 def test_a_frozen_task_that_resumes_in_time_is_not_stopped() -> None:
-    replay = replay_of()
-    replay.froze("worker:1")
-    replay.after(FROZEN_S - 1)
+    replay = replay_of().froze("worker:1").after(FROZEN_S - 1)
     replay.supervisor.thawed("worker:1", 1)
     replay.after(60)
     assert replay.stopped() == []
@@ -116,9 +111,7 @@ def test_a_suspension_long_ago_explains_nothing() -> None:
 
 
 def test_a_frozen_task_is_the_cause_once_the_others_fail() -> None:
-    replay = replay_of()
-    replay.froze("worker:1")
-    replay.after(3).exits("worker:0", 1, last=COLLATERAL)
+    replay = replay_of().froze("worker:1").after(3).exits("worker:0", 1, last=COLLATERAL)
     assert replay.stopped() == ["worker:1"]
 
 
@@ -163,8 +156,7 @@ def test_a_stall_dumps_stacks_and_restarts_and_at_last_is_a_deadline_error() -> 
 
 def test_a_stall_is_blamed_on_a_frozen_task() -> None:
     replay = replay_of(stall_deadline_s=5).says("worker:0", "progress", step=7)
-    replay.froze("worker:1")
-    replay.after(5).ended("worker:0", "worker:1").gather(None)
+    replay.froze("worker:1").after(5).ended("worker:0", "worker:1").gather(None)
     assert (replay.cause()["task"], replay.cause()["kind"]) == ("worker:1", "frozen")
 
 
@@ -174,8 +166,7 @@ def test_output_evaluation_and_long_executions_count_as_activity() -> None:
     replay.after(50).says("worker:0", "alive").after(50)
     assert replay.stopped() == []
 
-    replay = replay_of(stall_deadline_s=10)
-    replay.says("worker:0", "task_ready").after(30)
+    replay = replay_of(stall_deadline_s=10).says("worker:0", "task_ready").after(30)
     replay.says("worker:0", "progress", step=100, steps_per_execution=100).after(30)
     replay.says("worker:0", "progress", step=200, steps_per_execution=100).after(80)
     assert replay.orders == []
@@ -293,8 +284,7 @@ def test_an_evaluator_keeps_running_when_the_gang_restarts() -> None:
     replay = replay_of("worker:0", "worker:1", "evaluator:0")
     replay.exits("worker:1", killed=signal.SIGKILL)
     assert replay.stopped() == ["worker:0"]
-    replay.ended("worker:0").gather(3)
-    replay.begin(2)
+    replay.ended("worker:0").gather(3).begin(2)
     attempts = {str(member.id): member.attempt for member in replay.supervisor.gang}
     assert attempts == {"worker:0": 2, "worker:1": 2, "evaluator:0": 1}
 

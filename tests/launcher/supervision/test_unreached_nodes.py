@@ -74,8 +74,7 @@ def test_a_gang_that_may_shrink_goes_on_at_once() -> None:
 def test_a_run_whose_scheduler_gives_it_another_node_goes_back_at_once() -> None:
     replay = Replay(plan_with_far("worker:1"))
     replay.supervisor.restarting.can_come_back = True
-    replay.loses(FAR, "no answer")
-    replay.ended("worker:0").gather(7)
+    replay.loses(FAR, "no answer").ended("worker:0").gather(7)
     assert replay.supervisor.patience_s(FAR) == 0.0
     not_reached(replay)
     outcome = replay.end()
@@ -85,16 +84,14 @@ def test_a_run_whose_scheduler_gives_it_another_node_goes_back_at_once() -> None
 def test_a_gang_does_not_wait_for_a_node_that_has_only_its_evaluator() -> None:
     tasks = ("worker:0", "worker:1", "evaluator:0")
     replay = Replay(plan_with_far("evaluator:0", *tasks))
-    replay.loses(FAR, "no answer")
-    replay.exits("worker:1", killed=9).ended("worker:0").gather(7)
+    replay.loses(FAR, "no answer").exits("worker:1", killed=9).ended("worker:0").gather(7)
     assert replay.supervisor.patience_s(FAR) == 0.0
     assert not_reached(replay).last(ev.Restarting).members == ("worker:0", "worker:1")
 
 
 def test_a_task_that_restarts_alone_has_attempts_of_its_own() -> None:
     replay = Replay(plan_with_far("worker:1", kind="plain", max_restarts=2))
-    replay.loses(FAR, "no answer")
-    replay.after(1.0)
+    replay.loses(FAR, "no answer").after(1.0)
     assert replay.supervisor.patience_s(FAR) == REACH_S
     assert [o.attempt for o in replay.orders if isinstance(o, do.StartAlone)] == [2]
     not_reached(replay).after(60.0)
