@@ -164,8 +164,11 @@ def folder() -> Iterator[Path]:
     shutil.rmtree(path)
 
 
+NewRig = Callable[..., Rig]
+
+
 @pytest.fixture
-def new_rig(folder: Path) -> Iterator[Callable[..., Rig]]:
+def new_rig(folder: Path) -> Iterator[NewRig]:
     """Yield a function that starts agents; all are ended afterwards and must leave no socket."""
     rigs: list[Rig] = []
 
@@ -182,7 +185,7 @@ def new_rig(folder: Path) -> Iterator[Callable[..., Rig]]:
 
 
 @pytest.fixture
-def rig(new_rig: Callable[..., Rig]) -> Rig:
+def rig(new_rig: NewRig) -> Rig:
     return new_rig()
 
 

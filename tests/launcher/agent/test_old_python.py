@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
 
-from .conftest import Rig, children_of, is_alive, wait_until
+from .conftest import NewRig, Rig, children_of, is_alive, wait_until
 
 
 @cache
@@ -48,7 +48,7 @@ def python39() -> str:
 
 
 @pytest.fixture
-def rig39(new_rig: Callable[..., Rig], python39: str) -> Rig:
+def rig39(new_rig: NewRig, python39: str) -> Rig:
     return new_rig(python=python39)
 
 
@@ -75,9 +75,7 @@ def test_python39_starts_attempts_and_reports_a_stopped_task(rig39: Rig) -> None
     wait_until(lambda: not is_alive(rig39.guard_pid))
 
 
-def test_python39_resumes_logs_after_a_reconnect(
-    new_rig: Callable[..., Rig], python39: str
-) -> None:
+def test_python39_resumes_logs_after_a_reconnect(new_rig: NewRig, python39: str) -> None:
     rig = new_rig(python=python39, lease_s=30)
     rig.reconnect(stream_logs=True)
     rig.start("sh", "-c", "echo one; sleep 0.3; echo two")

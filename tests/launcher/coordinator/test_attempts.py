@@ -122,9 +122,7 @@ def test_a_chief_that_restarts_alone_continues_from_its_last_save(tmp_path: Path
     assert scene.run_gathering.calls == ["gather latest", "put back"]
 
 
-def test_a_second_drop_waits_until_the_agent_has_ended(
-    tmp_path: Path,
-) -> None:
+def test_a_second_drop_waits_until_the_agent_has_ended(tmp_path: Path) -> None:
     async def drop_twice() -> list[str]:
         steps: list[str] = []
 

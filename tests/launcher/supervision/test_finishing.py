@@ -224,9 +224,7 @@ def evaluated(
 
 
 @pytest.mark.parametrize("elsewhere", [True, False])
-def test_an_evaluator_that_never_ends_is_stopped_after_the_last_checkpoint(
-    elsewhere: bool,
-) -> None:
+def test_an_evaluator_that_never_ends_is_stopped_after_the_last_checkpoint(elsewhere: bool) -> None:
     replay = evaluated(last=300, evaluated_step=200, elsewhere=elsewhere, finish_grace_s=200)
     replay.after(120)
     assert replay.stopped() == []

@@ -6,11 +6,10 @@ import json
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.launcher.agent.conftest import Rig, kill, wait_until
+from tests.launcher.agent.conftest import NewRig, Rig, kill, wait_until
 
 from tfcluster.agent.net.ports import remove_left
 from tfcluster.agent.node import probe
@@ -77,7 +76,7 @@ def test_ports_are_chosen_from_the_range_of_the_spec(rig: Rig) -> None:
 
 
 def test_a_port_that_another_run_holds_is_reported_with_its_holder(
-    new_rig: Callable[..., Rig], rig: Rig
+    new_rig: NewRig, rig: Rig
 ) -> None:
     port = free_port()
     assert hold(rig, port) == {"type": "ports_held", "ports": {"worker:0": port}, "n": 1}

@@ -6,11 +6,10 @@ import os
 import signal
 import stat
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.launcher.agent.conftest import Peer, Rig, is_alive, wait_until
+from tests.launcher.agent.conftest import NewRig, Peer, Rig, is_alive, wait_until
 
 from tfcluster.agent import protocol
 from tfcluster.agent.processes import state_of
@@ -57,7 +56,7 @@ def test_garbage_from_the_coordinator_ends_the_agent_and_its_tasks(rig: Rig) -> 
     assert not is_alive(task)
 
 
-def test_no_message_is_lost_or_repeated_after_a_reconnect(new_rig: Callable[..., Rig]) -> None:
+def test_no_message_is_lost_or_repeated_after_a_reconnect(new_rig: NewRig) -> None:
     rig = new_rig(lease_s=30)
     code = (
         "import json, os, socket, time\n"
@@ -79,7 +78,7 @@ def test_no_message_is_lost_or_repeated_after_a_reconnect(new_rig: Callable[...,
     rig.shut_down()
 
 
-def test_a_repeated_order_is_carried_out_once(new_rig: Callable[..., Rig]) -> None:
+def test_a_repeated_order_is_carried_out_once(new_rig: NewRig) -> None:
     rig = new_rig(lease_s=30)
     entry = {"task": "worker:0", "argv": ["echo", "once"], "cwd": "/", "log": str(rig.log())}
     order = rig.peer.session.number({"type": "start", "attempt": 1, "tasks": [entry]})
@@ -93,9 +92,7 @@ def test_a_repeated_order_is_carried_out_once(new_rig: Callable[..., Rig]) -> No
     rig.shut_down()
 
 
-def test_logs_are_streamed_by_offset_and_continue_after_a_reconnect(
-    new_rig: Callable[..., Rig],
-) -> None:
+def test_logs_are_streamed_by_offset_and_continue_after_a_reconnect(new_rig: NewRig) -> None:
     rig = new_rig(lease_s=30)
     rig.reconnect(stream_logs=True)
     rig.start(
@@ -112,7 +109,7 @@ def test_logs_are_streamed_by_offset_and_continue_after_a_reconnect(
     rig.shut_down()
 
 
-def test_an_expired_lease_ends_agent_and_tasks(new_rig: Callable[..., Rig]) -> None:
+def test_an_expired_lease_ends_agent_and_tasks(new_rig: NewRig) -> None:
     rig = new_rig(lease_s=1.0)
     renewed = time.monotonic()
     pid = rig.start("sleep", "60")["pid"]
@@ -122,7 +119,7 @@ def test_an_expired_lease_ends_agent_and_tasks(new_rig: Callable[..., Rig]) -> N
     wait_until(lambda: not is_alive(rig.pid))
 
 
-def test_pings_renew_the_lease(new_rig: Callable[..., Rig]) -> None:
+def test_pings_renew_the_lease(new_rig: NewRig) -> None:
     rig = new_rig(lease_s=2.0)
     pid = rig.start("sleep", "60")["pid"]
     enough = time.monotonic() + 3
@@ -150,9 +147,7 @@ def stop_for_longer_than_its_lease(rig: Rig, *, order: str) -> None:
     os.kill(rig.pid, signal.SIGCONT)
 
 
-def test_an_agent_that_was_suspended_goes_on_if_its_coordinator_answers(
-    new_rig: Callable[..., Rig],
-) -> None:
+def test_an_agent_that_was_suspended_goes_on_if_its_coordinator_answers(new_rig: NewRig) -> None:
     """The lease is measured by the time in which the agent itself ran."""
     rig = new_rig(lease_s=LEASE_S)
     pid = rig.start("sleep", "60")["pid"]
@@ -166,9 +161,7 @@ def test_an_agent_that_was_suspended_goes_on_if_its_coordinator_answers(
     assert rig.exited()["duration_s"] > LEASE_S + STOPPED_S
 
 
-def test_an_agent_that_was_stopped_alone_runs_nothing_until_it_ends(
-    new_rig: Callable[..., Rig],
-) -> None:
+def test_an_agent_that_was_stopped_alone_runs_nothing_until_it_ends(new_rig: NewRig) -> None:
     """Its coordinator relies on the end of its tasks, and so does not answer."""
     rig = new_rig(lease_s=LEASE_S)
     pid = rig.start("sleep", "60")["pid"]

@@ -6,12 +6,11 @@ import errno
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.launcher.agent.conftest import Rig, children_of, is_alive, kill, wait_until
+from tests.launcher.agent.conftest import NewRig, Rig, children_of, is_alive, kill, wait_until
 from tests.launcher.agent.test_old_python import find_python39
 
 from tfcluster.agent.node.namespaces import why_refused
@@ -33,7 +32,7 @@ def pythons() -> dict[str, str]:
 
 
 @pytest.fixture(params=[*pythons(), "without rights"])
-def private(request: pytest.FixtureRequest, new_rig: Callable[..., Rig], tmp_path: Path) -> Rig:
+def private(request: pytest.FixtureRequest, new_rig: NewRig, tmp_path: Path) -> Rig:
     python = pythons().get(request.param)
     if python is None:
         wrapper = tmp_path / "without-rights"
