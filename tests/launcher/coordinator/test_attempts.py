@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from tests.launcher.supervision.story import Replay, replay_of
@@ -122,28 +122,27 @@ def test_a_chief_that_restarts_alone_continues_from_its_last_save(tmp_path: Path
     assert scene.run_gathering.calls == ["gather latest", "put back"]
 
 
-def test_a_second_drop_waits_until_the_agent_has_ended(tmp_path: Path) -> None:
-    async def drop_twice() -> list[str]:
-        steps: list[str] = []
+@pytest.mark.parametrize("again", ["drop", "dismiss"])
+def test_a_second_end_of_a_link_waits_until_its_agent_has_ended(tmp_path: Path, again: str) -> None:
+    """The loss of a node may coincide with another sign of it, or with the end of the run."""
+    hub, steps = FakeHub(RunPaths(tmp_path)), list[str]()
 
-        class Link:
-            heard_at, has_ended = 0.0, True
+    async def close(**_: object) -> None:
+        await asyncio.sleep(0.05)
+        steps.append("ended")
 
-            async def close(self) -> None:
-                await asyncio.sleep(0.05)
-                steps.append("ended")
-
-        hub = FakeHub(RunPaths(tmp_path))
-        link: Any = Link()
-        hub._links["local"] = link
+    async def end_twice() -> None:
         dropping = asyncio.create_task(hub.drop("local"))
         await asyncio.sleep(0)
-        await hub.drop("local")
+        dismiss = hub._dismiss("local", keeps_folders=False)
+        await (hub.drop("local") if again == "drop" else dismiss)
         steps.append("free")
         await dropping
-        return steps
+        dismiss.close()
 
-    assert asyncio.run(drop_twice()) == ["ended", "free"]
+    hub._links["local"] = cast("Any", SimpleNamespace(heard_at=0.0, has_ended=True, close=close))
+    asyncio.run(end_twice())
+    assert (steps, hub._links) == (["ended", "free"], {})
 
 
 def test_a_stopped_coordinator_reads_messages_before_it_checks_deadlines(
