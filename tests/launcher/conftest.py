@@ -67,6 +67,13 @@ def spread(plan: Plan) -> Plan:
     return replace(plan, nodes=nodes, tasks=tasks)
 
 
+def moved(plan: Plan, *tasks: str, to: str = "far") -> Plan:
+    """Return `plan` with the tasks on another machine."""
+    nodes = (*plan.nodes, NodePlan(to, "ssh", None, "/job"))
+    placed = tuple(replace(t, node=to if str(t.id) in tasks else t.node) for t in plan.tasks)
+    return replace(plan, nodes=nodes, tasks=placed)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def own_runtime_dir() -> Iterator[None]:
     """Give the sockets of these tests a folder of this process: others test beside it."""

@@ -130,6 +130,14 @@ class Rig:
     def exited(self, task: str = "worker:0") -> dict[str, Any]:
         return self.peer.take("task_exited", task=task)
 
+    def stop(self, *tasks: str, grace_s: float = 20) -> None:
+        """Order the agent to stop the tasks, or worker:0."""
+        self.peer.send("stop", tasks=[*(tasks or ("worker:0",))], grace_s=grace_s, why="a test")
+
+    def shut_down(self) -> None:
+        self.peer.send("shutdown")
+        self.peer.take("bye")
+
     def log(self, task: str = "worker:0") -> Path:
         return self.folder / "logs" / f"{task.replace(':', '-')}.log"
 
@@ -156,8 +164,11 @@ def folder() -> Iterator[Path]:
     shutil.rmtree(path)
 
 
+NewRig = Callable[..., Rig]
+
+
 @pytest.fixture
-def new_rig(folder: Path) -> Iterator[Callable[..., Rig]]:
+def new_rig(folder: Path) -> Iterator[NewRig]:
     """Yield a function that starts agents; all are ended afterwards and must leave no socket."""
     rigs: list[Rig] = []
 
@@ -174,7 +185,7 @@ def new_rig(folder: Path) -> Iterator[Callable[..., Rig]]:
 
 
 @pytest.fixture
-def rig(new_rig: Callable[..., Rig]) -> Rig:
+def rig(new_rig: NewRig) -> Rig:
     return new_rig()
 
 

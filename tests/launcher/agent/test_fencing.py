@@ -65,9 +65,7 @@ def test_a_process_with_a_reused_pid_is_not_the_previous_agent() -> None:
     assert fencing.have_ended(identity() | {"started": 1}) is False, "the guard lives"
 
 
-def test_nothing_is_proved_on_a_machine_without_a_boot_id(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_nothing_is_proved_on_a_machine_without_a_boot_id(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fencing, "process_scope", lambda: HERE | {"boot_id": ""})
     assert fencing.have_ended(identity(boot_id="")) is None
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from tfcluster.agent import fencing
 from tfcluster.agent.agent_config import EndLostRun
 
-from .conftest import Rig, is_alive, wait_until
+from .conftest import NewRig, Rig, is_alive, wait_until
 
 RUN = f"lost-{os.getpid()}"
 LEAVES = """
@@ -31,7 +30,7 @@ def end(rig: Rig, cache: Path, **where: Any) -> dict[str, Any]:
 
 
 def test_agent_and_tasks_of_a_lost_run_end_and_saved_files_are_kept(
-    new_rig: Callable[..., Rig], tmp_path: Path
+    new_rig: NewRig, tmp_path: Path
 ) -> None:
     rig = new_rig(lease_s=300)
     env = {"TFCLUSTER_RUN_ID": RUN, "TFCLUSTER_TASK": "worker:0"}
@@ -51,7 +50,7 @@ def test_agent_and_tasks_of_a_lost_run_end_and_saved_files_are_kept(
 
 
 def test_an_agent_in_another_pid_namespace_is_not_reported_as_ended(
-    new_rig: Callable[..., Rig], tmp_path: Path
+    new_rig: NewRig, tmp_path: Path
 ) -> None:
     rig = new_rig(lease_s=300)
     found = end(rig, tmp_path, pid_namespace=1)

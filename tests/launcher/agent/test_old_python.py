@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
 
-from .conftest import Rig, children_of, is_alive, wait_until
+from .conftest import NewRig, Rig, children_of, is_alive, wait_until
 
 
 @cache
@@ -48,7 +48,7 @@ def python39() -> str:
 
 
 @pytest.fixture
-def rig39(new_rig: Callable[..., Rig], python39: str) -> Rig:
+def rig39(new_rig: NewRig, python39: str) -> Rig:
     return new_rig(python=python39)
 
 
@@ -58,7 +58,7 @@ def test_python39_runs_tasks_holds_ports_and_stops(rig39: Rig) -> None:
     assert rig39.peer.take("ports_held")["ports"]["worker:0"] > 0
     rig39.start("sh", "-c", "echo hello; exec sleep 60")
     wait_until(lambda: rig39.log().read_bytes() == b"hello\n")
-    rig39.peer.send("stop", tasks=["worker:0"], grace_s=5, why="a test")
+    rig39.stop(grace_s=5)
     assert rig39.exited()["ended_by"] == "tfcluster"
     assert rig39.start("/no/such/program")["type"] == "start_failed"
 
@@ -75,17 +75,14 @@ def test_python39_starts_attempts_and_reports_a_stopped_task(rig39: Rig) -> None
     wait_until(lambda: not is_alive(rig39.guard_pid))
 
 
-def test_python39_resumes_logs_after_a_reconnect(
-    new_rig: Callable[..., Rig], python39: str
-) -> None:
+def test_python39_resumes_logs_after_a_reconnect(new_rig: NewRig, python39: str) -> None:
     rig = new_rig(python=python39, lease_s=30)
     rig.reconnect(stream_logs=True)
     rig.start("sh", "-c", "echo one; sleep 0.3; echo two")
     rig.reconnect(stream_logs=True)
     rig.exited()
     assert bytes(rig.peer.logs["worker:0/1"]) == b"one\ntwo\n"
-    rig.peer.send("shutdown")
-    rig.peer.take("bye")
+    rig.shut_down()
 
 
 @pytest.mark.parametrize("platform", ["linux", "darwin"])

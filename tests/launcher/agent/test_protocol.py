@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -53,30 +55,25 @@ def test_too_much_noise_is_an_error_that_shows_the_noise() -> None:
 
 
 @pytest.mark.parametrize(
-    "stream",
-    [b"X\0\0\0\0", b"C\xff\xff\xff\xff", b"GET / HTTP/1.1\r\n"],
-    ids=["unknown kind", "too long", "another protocol"],
+    ("read", "data"),
+    [
+        *(
+            (decode, stream)
+            for stream in (b"X\0\0\0\0", b"C\xff\xff\xff\xff", b"GET / HTTP/1.1\r\n")
+        ),
+        *((protocol.read_control, payload) for payload in (b"{", b"[1]", b"\xff")),
+        *(
+            (protocol.read_data, payload)
+            for payload in (b"", b"\0\x09short", b"\0\x01\xff12345678")
+        ),
+        (lambda size: protocol.frame(protocol.LOG, bytes(size)), protocol.MAX_PAYLOAD + 1),
+    ],
 )
-def test_a_stream_of_another_protocol_is_refused(stream: bytes) -> None:
+def test_other_streams_and_damaged_or_too_large_frames_are_errors(
+    read: Callable[[Any], object], data: Any
+) -> None:
     with pytest.raises(protocol.ProtocolError):
-        decode(stream)
-
-
-@pytest.mark.parametrize("payload", [b"{", b"[1]", b"\xff"])
-def test_control_must_be_a_json_object(payload: bytes) -> None:
-    with pytest.raises(protocol.ProtocolError):
-        protocol.read_control(payload)
-
-
-@pytest.mark.parametrize("payload", [b"", b"\0\x09short", b"\0\x01\xff12345678"])
-def test_a_damaged_data_frame_is_refused(payload: bytes) -> None:
-    with pytest.raises(protocol.ProtocolError):
-        protocol.read_data(payload)
-
-
-def test_a_frame_over_the_size_limit_is_an_error() -> None:
-    with pytest.raises(protocol.ProtocolError, match="limit"):
-        protocol.frame(protocol.LOG, bytes(protocol.MAX_PAYLOAD + 1))
+        read(data)
 
 
 def test_a_session_resends_only_unreceived_messages() -> None:

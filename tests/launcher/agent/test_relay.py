@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+import psutil
 import pytest
 from tests import old_pythons
 from tests.launcher.poisoned import poison
@@ -110,6 +111,20 @@ class Transport:
                     if self.session.is_new(message):
                         self.messages.append(message)
 
+    def start(self, *argv: str) -> int:
+        """Start a task; return its pid."""
+        task = {"task": "worker:0", "argv": [*argv], "cwd": "/", "log": str(self._folder / "log")}
+        self.write(self.session.number({"type": "start", "attempt": 1, "tasks": [task]}))
+        pid: int = self.take("task_started")["pid"]
+        return pid
+
+    def end(self) -> None:
+        """Shut the agent down."""
+        self.write(self.session.number({"type": "shutdown"}))
+        self.take("bye")
+        self.close()
+        wait_until(lambda: not is_alive(self.welcome["pid"]))
+
     def close(self) -> None:
         self.stdin.close()
         self.stdout.close()
@@ -142,10 +157,7 @@ def test_bundle_agent_and_session_outlive_the_transport(folder: Path, made: bund
     pid = first.welcome["pid"]
     try:
         assert first.answer == bootstrap.NEED
-        task = {"task": "worker:0", "argv": ["sh", "-c", "sleep .3; exit 6"], "cwd": "/"}
-        order = {"type": "start", "attempt": 1, "tasks": [{**task, "log": str(folder / "log")}]}
-        first.write(session.number(order))
-        first.take("task_started")
+        first.start("sh", "-c", "sleep .3; exit 6")
         kill(first.process.pid)
         first.close()
         second = Transport(
@@ -154,10 +166,7 @@ def test_bundle_agent_and_session_outlive_the_transport(folder: Path, made: bund
         assert second.answer == bootstrap.HAVE
         assert second.welcome["pid"] == pid
         assert second.take("task_exited")["exit_code"] == 6
-        second.write(session.number({"type": "shutdown"}))
-        second.take("bye")
-        second.close()
-        wait_until(lambda: not is_alive(pid))
+        second.end()
     finally:
         if is_alive(pid):
             kill(pid)
@@ -171,19 +180,12 @@ def test_bytecode_in_the_bundle_s_folder_is_not_run(folder: Path, made: bundle.B
         poison(unpacked / f"{name}.py", f"open({str(folder / 'evil')!r}, 'w')")
     previous = first.welcome["identity"]
     second = Transport(folder, made, protocol.Session(), starts=False, previous=previous).greet()
-    pid = second.welcome["pid"]
-    second.write(second.session.number({"type": "shutdown"}))
-    second.take("bye")
-    for transport in (first, second):
-        transport.close()
-    wait_until(lambda: not is_alive(pid))
+    second.end()
+    first.close()
     poison(unpacked / "agent.py", f"open({str(folder / 'evil')!r}, 'w')")
     third = Transport(folder, made, protocol.Session()).greet()
     assert third.answer == bootstrap.HAVE
-    third.write(third.session.number({"type": "shutdown"}))
-    third.take("bye")
-    third.close()
-    wait_until(lambda: not is_alive(third.welcome["pid"]))
+    third.end()
     assert not (folder / "evil").exists()
 
 
@@ -192,10 +194,7 @@ def test_an_agent_that_is_tied_to_its_connection_removes_its_files_before_the_re
 ) -> None:
     """A scheduler kills the agent at once after the relay."""
     first = Transport(folder, made, protocol.Session(), is_tied=True).greet()
-    task = {"task": "worker:0", "argv": ["sleep", "300"], "cwd": "/"}
-    order = {"type": "start", "attempt": 1, "tasks": [{**task, "log": str(folder / "log")}]}
-    first.write(first.session.number(order))
-    pids = first.take("task_started")["pid"], first.welcome["pid"]
+    pids = first.start("sleep", "300"), first.welcome["pid"]
     assert [*(folder / "run").rglob("*.sock")]
     first.stdin.close()
     first.process.wait(timeout=20)
@@ -251,9 +250,7 @@ def test_a_waiting_process_becomes_the_agent_and_ends_with_it(
             previous=first.welcome["identity"],
         ).greet()
         assert second.welcome["pid"] == first.welcome["pid"]
-        second.write(session.number({"type": "shutdown"}))
-        second.take("bye")
-        second.close()
+        second.end()
         assert waits.wait(timeout=20) == 0
     finally:
         waits.kill()
@@ -268,10 +265,7 @@ class Scene:
         first = Transport(folder, made, self.session).greet()
         self.previous: dict[str, Any] = first.welcome["identity"]
         self.pid, self.guard = self.previous["pid"], self.previous["guard_pid"]
-        task = {"task": "worker:0", "argv": ["sleep", "300"], "cwd": "/"}
-        order = {"type": "start", "attempt": 1, "tasks": [{**task, "log": str(folder / "log")}]}
-        first.write(self.session.number(order))
-        self.task = first.take("task_started")["pid"]
+        self.task = first.start("sleep", "300")
         kill(first.process.pid)
         first.close()
 
@@ -303,13 +297,6 @@ def scene(folder: Path, made: bundle.Bundle) -> Iterator[Scene]:
     set_up = Scene(folder, made)
     yield set_up
     set_up.end()
-
-
-def end(transport: Transport) -> None:
-    transport.write(transport.session.number({"type": "shutdown"}))
-    transport.take("bye")
-    transport.close()
-    wait_until(lambda: not is_alive(transport.welcome["pid"]))
 
 
 def test_an_agent_whose_socket_was_removed_listens_again(scene: Scene) -> None:
@@ -349,7 +336,7 @@ def test_a_new_agent_starts_once_the_previous_one_has_ended(
         assert scene.living == []
         assert again.welcome["pid"] != scene.pid
     finally:
-        end(again)
+        again.end()
 
 
 def test_no_agent_starts_without_proof_that_the_previous_one_ended(scene: Scene) -> None:
@@ -361,6 +348,12 @@ def test_no_agent_starts_without_proof_that_the_previous_one_ended(scene: Scene)
     assert len(scene.living) == 3
 
 
+def lock(path: Path) -> int:
+    fd = os.open(path, os.O_RDONLY | os.O_CREAT, 0o600)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    return fd
+
+
 def test_relays_exclude_each_other_even_if_the_folder_was_removed(
     folder: Path, made: bundle.Bundle
 ) -> None:
@@ -370,28 +363,15 @@ def test_relays_exclude_each_other_even_if_the_folder_was_removed(
     path = run / f"agent.sock{relay.LOCK}"
     first = lock(path)
     third = Transport(folder, made, protocol.Session())
-    wait_until(lambda: str(path) in open_files(third.process.pid))
+    process = psutil.Process(third.process.pid)
+    wait_until(lambda: str(path) in str(process.open_files()))
     path.unlink()
     run.rmdir()
     run.mkdir(mode=0o700)
     second = lock(path)
     os.close(first)
-    wait_until(lambda: str(path) in open_files(third.process.pid))
+    wait_until(lambda: str(path) in str(process.open_files()))
     assert not (run / "agent.sock").exists()
     os.close(second)
-    end(third.greet())
+    third.greet().end()
     assert not path.exists()
-
-
-def lock(path: Path) -> int:
-    fd = os.open(path, os.O_RDONLY | os.O_CREAT, 0o600)
-    fcntl.flock(fd, fcntl.LOCK_EX)
-    return fd
-
-
-def open_files(pid: int) -> list[str]:
-    found = []
-    for entry in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(OSError):
-            found.append(os.readlink(entry))
-    return found

@@ -24,21 +24,17 @@ from tfcluster.coordinator.attempts import Attempts
 from tfcluster.coordinator.loop import Loop, RunOver
 from tfcluster.coordinator.starter import Launch
 from tfcluster.coordinator.startup import Startup
-from tfcluster.errors import NodeLostError
 from tfcluster.kinds import Capabilities
-from tfcluster.node_loss import NodeLoss
 from tfcluster.nodes.hub import Hub
 from tfcluster.nodes.orders import Answers
 from tfcluster.nodes.remote_folders import Site, site_of
-from tfcluster.plans.plan import NodePlan, TaskId
+from tfcluster.plans.plan import TaskId
 from tfcluster.preflight import probes
-from tfcluster.rundir.events import Event, Hint
+from tfcluster.rundir.events import Event
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.states import Status
 from tfcluster.supervision.decisions import Stop
 from tfcluster.supervision.supervisor import Supervisor
-
-STOLEN = "UnknownError: Could not start gRPC server"
 
 
 class FakeHub(Hub):
@@ -65,17 +61,14 @@ def ignore(value: object) -> None:
 
 
 class FakeGathering:
-    """A gathering that copies nothing; it calls `during_restore` in each restore."""
+    """A gathering that copies nothing."""
 
     def __init__(self) -> None:
-        self.during_restore: Callable[[], object] = int
         self.calls: list[str] = []
         self.has_missed = False
 
     async def put_state_back(self, tasks: Iterable[TaskId]) -> int | None:
         self.calls.append("put back")
-        self.during_restore()
-        await asyncio.sleep(0.01)
         return None
 
     async def gather_latest(self, *, others_train: bool = False) -> list[Event]:
@@ -90,13 +83,12 @@ class FakeGathering:
 
 
 class Scene:
-    """The attempts of a supervisor with the given history; `on_connect` stands for new agents."""
+    """The attempts of a supervisor with the given history."""
 
     def __init__(self, history: Replay, tmp_path: Path) -> None:
         self.history, self.supervisor = history, history.supervisor
         paths = self.paths = RunPaths(tmp_path)
         self.hub, self.run_gathering = FakeHub(paths), FakeGathering()
-        self.on_connect: Callable[[], object] = int
         self.recorded: list[Event] = []
         run_writer: Any = SimpleNamespace(
             wait_for=ignore, keep_up=lambda: None, wake_s=None, record=self.recorded.append
@@ -108,13 +100,6 @@ class Scene:
         self.startup = Startup(launch, paths, self.hub, run_writer, until, announce=ignore)
         run_gathering: Any = self.run_gathering
         self.attempts = Attempts(self.supervisor, self.startup, self.loop, run_gathering)
-        self.hub.connect = self._connect  # type: ignore[method-assign]
-
-    async def _connect(self, node: NodePlan) -> None:
-        self.on_connect()
-
-    def lose(self) -> None:
-        self.hub.put_call(lambda: self.attempts.lose("local", NodeLoss("killed")))
 
     def play(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Do the work within seconds, or until the run is over."""
@@ -127,49 +112,6 @@ class Scene:
         asyncio.run(within_seconds())
 
 
-def after_a_loss(tmp_path: Path) -> Scene:
-    """Return a scene where the only node is lost and its checkpoints are gathered."""
-    history = replay_of(backoff_s=0.0)
-    scene = Scene(history, tmp_path)
-    scene.attempts.drop("local")
-    history.supervisor.node_lost("local", NodeLoss("killed"), history.now)
-    history._take()
-    history.gather()
-    return scene
-
-
-def next_attempt_of(history: Replay) -> Any:
-    assert history.supervisor.next_attempt is not None
-    return history.supervisor.next_attempt
-
-
-def test_a_run_fails_if_each_new_agent_dies_before_it_holds_its_ports(tmp_path: Path) -> None:
-    scene = after_a_loss(tmp_path)
-    history = scene.history
-    scene.on_connect = scene.lose
-    scene.play(scene.attempts.run_restarts)
-    assert history.outcome() == (Status.FAILED, 3)
-    assert history.supervisor.restarting.budgets.history(None).spent == 3, (
-        "all restarts are used up"
-    )
-
-
-def test_no_task_starts_if_the_run_is_stopped_while_fresh_ports_are_held(tmp_path: Path) -> None:
-    history = replay_of("worker:0", "worker:1", "evaluator:0").after(time.monotonic() - 100)
-    history.exits("worker:1", 1, last=STOLEN).ended("worker:0").gather()
-    scene = Scene(history, tmp_path)
-    sent: list[str] = []
-
-    def send(node: str, order: msg.Order) -> None:
-        sent.append(order.type)
-        scene.hub.put_call(lambda: scene.supervisor.stop(Stop("Ctrl-C", 130), history.now))
-        scene.hub.put_call(lambda: scene.hub.keep("local", msg.PortsHeld(ports={})))
-
-    scene.hub.send = send  # type: ignore[method-assign]
-    scene.play(lambda: scene.attempts._restart(next_attempt_of(history)))
-    assert (sent, scene.supervisor.gang.number) == (["hold_ports"], 1)
-
-
 def test_a_chief_that_restarts_alone_continues_from_its_last_save(tmp_path: Path) -> None:
     history = replay_of(kind="plain", backoff_s=0.0)
     history.exits("worker:0", killed=signal.SIGKILL).after(0.1)
@@ -180,30 +122,27 @@ def test_a_chief_that_restarts_alone_continues_from_its_last_save(tmp_path: Path
     assert scene.run_gathering.calls == ["gather latest", "put back"]
 
 
-def test_a_second_drop_waits_until_the_agent_has_ended(
-    tmp_path: Path,
-) -> None:
-    async def drop_twice() -> list[str]:
-        steps: list[str] = []
+@pytest.mark.parametrize("again", ["drop", "dismiss"])
+def test_a_second_end_of_a_link_waits_until_its_agent_has_ended(tmp_path: Path, again: str) -> None:
+    """The loss of a node may coincide with another sign of it, or with the end of the run."""
+    hub, steps = FakeHub(RunPaths(tmp_path)), list[str]()
 
-        class Link:
-            heard_at, has_ended = 0.0, True
+    async def close(**_: object) -> None:
+        await asyncio.sleep(0.05)
+        steps.append("ended")
 
-            async def close(self) -> None:
-                await asyncio.sleep(0.05)
-                steps.append("ended")
-
-        hub = FakeHub(RunPaths(tmp_path))
-        link: Any = Link()
-        hub._links["local"] = link
+    async def end_twice() -> None:
         dropping = asyncio.create_task(hub.drop("local"))
         await asyncio.sleep(0)
-        await hub.drop("local")
+        dismiss = hub._dismiss("local", keeps_folders=False)
+        await (hub.drop("local") if again == "drop" else dismiss)
         steps.append("free")
         await dropping
-        return steps
+        dismiss.close()
 
-    assert asyncio.run(drop_twice()) == ["ended", "free"]
+    hub._links["local"] = cast("Any", SimpleNamespace(heard_at=0.0, has_ended=True, close=close))
+    asyncio.run(end_twice())
+    assert (steps, hub._links) == (["ended", "free"], {})
 
 
 def test_a_stopped_coordinator_reads_messages_before_it_checks_deadlines(
@@ -211,16 +150,16 @@ def test_a_stopped_coordinator_reads_messages_before_it_checks_deadlines(
 ) -> None:
     """All deadlines are due at once after Ctrl-Z and `fg`, while answers are still unread."""
     monkeypatch.setattr(loop, "_LATE_S", 0.1)
-    history = replay_of(run_deadline_s=0.2)
+    history = replay_of(run_deadline_s=1.0)
     scene = Scene(history, tmp_path)
 
     async def work() -> None:
         now = asyncio.get_running_loop().time()
         history.supervisor.begin_run(now)
-        asyncio.get_running_loop().call_later(0.01, time.sleep, 0.5)  # blocks the loop
+        asyncio.get_running_loop().call_later(0.01, time.sleep, 1.5)  # blocks the loop
         finish = [partial(history.exits, task) for task in ("worker:0", "worker:1")]
         for call in finish:  # queued by the link once the loop runs again
-            asyncio.get_running_loop().call_later(0.6, scene.hub.put_call, call)
+            asyncio.get_running_loop().call_later(1.6, scene.hub.put_call, call)
         await scene.loop.pause(now + 60)
 
     scene.play(work)
@@ -276,66 +215,3 @@ def test_a_dropped_node_that_has_ended_has_no_lease_to_wait_for(
 
 async def _closed() -> None:
     """Close nothing."""
-
-
-@pytest.mark.parametrize("comes_back", [True, False])
-def test_a_node_is_tried_again_when_its_lease_has_ended(tmp_path: Path, comes_back: bool) -> None:
-    """The old agent, if not proved to have ended, may block the new one until its lease ends."""
-    scene = after_a_loss(tmp_path)
-    again = next_attempt_of(scene.history)
-    lease: dict[str, float] = {}
-    tries: list[float] = []
-
-    def connect() -> None:
-        tries.append(scene.loop.now())
-        lease.setdefault("ends", tries[0] + 0.2)
-        if len(tries) == 1 or not comes_back:
-            raise NodeLostError("nothing proves that its former agent has ended")
-
-    def answer(node: str, order: msg.Order) -> None:
-        held = msg.PortsHeld(ports={"worker:0": 2222, "worker:1": 2223})
-        scene.hub.put_call(lambda: scene.hub.keep("local", held))
-
-    scene.hub.send = answer  # type: ignore[method-assign]
-    scene.on_connect = connect
-    scene.hub.fenced_until = lambda node: lease["ends"]  # type: ignore[method-assign]
-    scene.play(lambda: scene.attempts._reconnect(again))
-    assert len(tries) == 2
-    assert tries[1] >= lease["ends"]
-    (said,) = [event.message for event in scene.recorded if isinstance(event, Hint)]
-    assert "waiting for the lease of local: its tasks may run for" in said
-    assert scene.attempts._lost == (set() if comes_back else {"local"})
-    assert (next_attempt_of(scene.history) is again) == comes_back, "else the attempt is spent"
-
-
-def test_a_node_that_was_reached_but_did_not_become_ready_stays_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The node used to count as ready: its tasks started without the results of `job.prepare`."""
-    scene = after_a_loss(tmp_path)
-    again = next_attempt_of(scene.history)
-    scene.hub.fenced_until = lambda node: scene.loop.now() + 60  # type: ignore[method-assign]
-
-    async def fails(*_: object, **__: object) -> None:
-        raise NodeLostError("no answer")
-
-    monkeypatch.setattr(Startup, "hold_ports", fails)
-    scene.play(lambda: scene.attempts._reconnect(again))
-    assert scene.attempts._lost == {"local"}
-    assert next_attempt_of(scene.history) is not again, "the attempt is spent"
-
-
-def test_a_link_may_be_dropped_and_dismissed_at_the_same_time(tmp_path: Path) -> None:
-    """The end of a run and the loss of a node may coincide."""
-    hub = FakeHub(RunPaths(tmp_path))
-
-    async def close(**_: object) -> None:
-        await asyncio.sleep(0.01)
-
-    hub._links["far"] = cast("Any", SimpleNamespace(heard_at=0.0, has_ended=True, close=close))
-
-    async def both() -> None:
-        await asyncio.gather(hub.drop("far"), hub._dismiss("far", keeps_folders=False))
-
-    asyncio.run(both())
-    assert hub._links == {}

@@ -107,15 +107,6 @@ def test_a_node_that_sends_logs_of_attempts_that_were_not_ordered_is_refused(run
     assert [folder.name for folder in ended.paths.logs.glob("attempt-*")] == ["attempt-1"]
 
 
-@pytest.mark.parametrize("attempt", [0, 2, 1 << 62])
-@pytest.mark.parametrize("kind", ["task_started", "task_event", "task_thawed"])
-def test_other_messages_of_unknown_attempts_are_refused(run: Run, kind: str, attempt: int) -> None:
-    more: dict[str, Any] = {"pid": 7, "event": {"type": "task_ready"}}
-    ended = run({"type": kind, **TASK, **more, "attempt": attempt})
-    assert "which was never started" in why_lost(ended)
-    assert ended.state.attempt == 1
-
-
 def test_a_node_that_sends_more_messages_than_its_tasks_can_is_refused(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -123,12 +114,6 @@ def test_a_node_that_sends_more_messages_than_its_tasks_can_is_refused(
     monkeypatch.setattr(budgets, "MESSAGES_AT_ONCE", 2_000)
     flood = ({"type": "task_thawed", **TASK} for _ in range(3_000))
     assert "more than 2,000 messages at once" in why_lost(run(*flood))
-
-
-def test_a_message_of_megabytes_is_refused(run: Run) -> None:
-    ended = run({"type": "preload_failed", "error": "x" * (8 << 20)})
-    assert "not a frame" in why_lost(ended)
-    assert "whose error is" in why_lost(run({"type": "preload_failed", "error": "x" * (1 << 20)}))
 
 
 @dataclass
@@ -156,15 +141,6 @@ def test_an_endless_listing_is_given_up(run: Run, monkeypatch: pytest.MonkeyPatc
     assert ended.outcome.exit_code == 0, "its tasks had succeeded"
     why = "were not all copied: the node was lost: it sent a listing of more than 20,000 files;"
     assert why in "".join(ended.state.warnings)
-
-
-def test_only_requested_faults_are_recorded(run: Run) -> None:
-    wrong = [
-        {"type": "chaos_injected", "fault": text} for text in ("", " ", "kill worker:0 at step 1")
-    ]
-    ended = run(*reports(*wrong * 100))
-    assert ended.outcome.exit_code == 0
-    assert ended.state.chaos == []
 
 
 def test_listing_a_folder_with_too_many_files_is_an_error(tmp_path: Path) -> None:

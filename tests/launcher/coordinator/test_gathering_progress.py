@@ -123,24 +123,6 @@ def test_the_state_shows_the_files_that_a_run_waits_for(paths: RunPaths, tmp_pat
     assert lines[0].text.startswith(f"gathering checkpoints from {REMOTE}, ")
 
 
-def test_gathering_from_a_host_that_stops_sending_files_is_given_up(
-    paths: RunPaths, tmp_path: Path
-) -> None:
-    ended, slow = run_with(paths, tmp_path, MB)
-    assert ended.outcome.exit_code == 3, "all tasks had succeeded"
-    assert ended.outcome.error is not None
-    assert "the newest checkpoint was not gathered" in ended.outcome.error.message
-    assert ended.state.gathering is None
-    why = f"{REMOTE} has answered nothing about its files for 20 s: its disk or a file server hangs"
-    folder = f"/cache/nodes/{paths.run_id}/{REMOTE}/tasks/worker-0/checkpoints"
-    warnings = "\n".join(ended.state.warnings)
-    assert f"ckpt-7 was not gathered: {why}" in warnings
-    assert f"the checkpoints of worker:0 are on {REMOTE}: scp -r {REMOTE}:{folder} ." in warnings
-    assert f"TensorBoard files of {REMOTE} were not all copied: {why}" in warnings
-    assert ended.seconds < 120
-    assert slow.order_counts["shutdown"] == 1
-
-
 @pytest.mark.parametrize(("times", "now"), [(1, False), (2, False), (1, True)])
 def test_the_first_stop_after_the_tasks_end_lets_gathering_finish_and_the_second_aborts_it(
     paths: RunPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int, now: bool

@@ -41,6 +41,8 @@ from tfcluster.rundir.states import Status
 from tfcluster.supervision.decisions import Outcome
 
 PREEMPTED = Ending("preempted", comes_back=True)
+TIME_OVER = Ending("its time limit is over")
+CANCELLED = Ending("it was cancelled (scancel)")
 ANNOUNCED: Mapping[str, Any] = {"type": "end_announced", "signal": int(signal.SIGTERM)}
 
 
@@ -84,66 +86,56 @@ def test_a_preempted_gang_that_has_saved_goes_back_into_the_queue(
     assert (ended.state.diagnosis, ended.state.restarts) == (None, [])
 
 
-def test_a_job_that_cannot_come_back_ends_its_run_with_the_next_step(
-    tmp_path: Path, paths: RunPaths
+END_ANNOUNCED = {"script": {"trained": [ANNOUNCED]}}
+NO_AGENT = {"answers_again": False, "connections": 1}
+LOST_POD = {**NO_AGENT, "refusal": NodeLoss("the pod was deleted", LossNature.PREEMPTED)}
+
+
+def lost_at(moment: str) -> dict[str, Any]:
+    return {"answers_again": False, "script": {moment: [HANG_UP]}}
+
+
+@pytest.mark.parametrize(
+    ("answer", "may_come_back", "happens", "status", "code", "reason", "restarts"),
+    [
+        (TIME_OVER, True, END_ANNOUNCED, Status.INTERRUPTED, 143, "job 7 was ended: its time", []),
+        (None, True, END_ANNOUNCED, Status.INTERRUPTED, 143, None, []),
+        (PREEMPTED, True, NO_AGENT, Status.QUEUED, None, "preempted", []),
+        (None, True, NO_AGENT, Status.FAILED, 3, "cannot be reached", []),
+        (None, True, lost_at("welcome"), Status.QUEUED, None, "which is lost", [None]),
+        (None, True, lost_at("ports"), Status.QUEUED, None, "which is lost", [None]),
+        (None, True, LOST_POD, Status.QUEUED, None, "which is lost", [False]),
+        (None, False, lost_at("ports"), Status.FAILED, 3, "lost before the tasks started: its", []),
+        (CANCELLED, True, lost_at("ports"), Status.INTERRUPTED, 143, "it was cancelled", [None]),
+    ],
+)
+def test_what_happens_to_a_run_and_its_job_ends_it_or_sends_it_back_into_the_queue(
+    tmp_path: Path,
+    paths: RunPaths,
+    answer: Ending | None,
+    may_come_back: bool,
+    happens: dict[str, Any],
+    status: Status,
+    code: int | None,
+    reason: str | None,
+    restarts: list[bool | None],
 ) -> None:
-    answer = Ending("its time limit is over")
-    ended = run(tmp_path, paths, answer, script={"trained": [ANNOUNCED]})
-    assert isinstance(ended.outcome.error, JobEndedError)
-    assert (ended.state.status, ended.state.exit_code) == (Status.INTERRUPTED, 143)
-    assert ended.state.reason == "job 7 was ended: its time limit is over"
-    assert f"tfcluster up --resume {ended.state.run}" in (ended.state.hint or "")
-
-
-def test_a_signal_without_an_end_of_the_job_stops_the_run(tmp_path: Path, paths: RunPaths) -> None:
-    ended = run(tmp_path, paths, None, script={"trained": [ANNOUNCED]})
-    assert (ended.state.status, ended.state.exit_code) == (Status.INTERRUPTED, 143)
-    assert (ended.state.reason, ended.outcome.comes_back) == (None, "")
-
-
-def test_a_start_that_fails_because_the_job_ends_goes_back_into_the_queue(
-    tmp_path: Path, paths: RunPaths
-) -> None:
-    for answer, status in ((PREEMPTED, Status.QUEUED), (None, Status.FAILED)):
-        ended = run(tmp_path, paths, answer, answers_again=False, connections=1)
-        assert ended.state.status is status
-
-
-@pytest.mark.parametrize("moment", ["welcome", "ports"])
-def test_a_node_lost_before_the_first_attempt_sends_the_run_back_into_the_queue(
-    tmp_path: Path, paths: RunPaths, moment: str
-) -> None:
-    ended = run(tmp_path, paths, None, answers_again=False, script={moment: [HANG_UP]})
-    assert (ended.state.status, ended.state.attempt) == (Status.QUEUED, 0)
-    assert "which is lost" in (ended.state.waits_for or "")
-    assert [restart["attempt"] for restart in ended.state.restarts] == [1]
-
-
-def test_a_node_lost_before_the_first_attempt_ends_a_run_that_cannot_come_back(
-    tmp_path: Path, paths: RunPaths
-) -> None:
-    lost = {"answers_again": False, "script": {"ports": [HANG_UP]}}
-    ended = run(tmp_path, paths, None, may_come_back=False, **lost)
-    assert (ended.state.status, ended.state.exit_code) == (Status.FAILED, 3)
-    assert "was lost before the tasks started: its agent went away" in (ended.state.reason or "")
-
-
-def test_a_cancelled_job_whose_node_is_lost_first_does_not_come_back(
-    tmp_path: Path, paths: RunPaths
-) -> None:
-    cancelled = Ending("it was cancelled (scancel)")
-    ended = run(tmp_path, paths, cancelled, answers_again=False, script={"ports": [HANG_UP]})
-    assert (ended.state.status, ended.outcome.comes_back) == (Status.INTERRUPTED, "")
-    assert isinstance(ended.outcome.error, JobEndedError)
-
-
-def test_a_lost_pod_that_cannot_be_reached_at_the_start_sends_the_run_back_into_the_queue(
-    tmp_path: Path, paths: RunPaths
-) -> None:
-    lost = NodeLoss("the pod was deleted", LossNature.PREEMPTED)
-    ended = run(tmp_path, paths, None, answers_again=False, connections=1, refusal=lost)
-    assert ended.state.status is Status.QUEUED
-    assert [restart["counts"] for restart in ended.state.restarts] == [False]
+    """`restarts`: whether each restart, which is recorded, counts."""
+    ended = run(tmp_path, paths, answer, may_come_back=may_come_back, **happens)
+    state = ended.state
+    assert (state.status, state.exit_code, state.attempt) == (
+        status,
+        code,
+        1 if happens is END_ANNOUNCED else 0,
+    )
+    assert bool(ended.outcome.comes_back) is (status is Status.QUEUED)
+    said = state.waits_for if status is Status.QUEUED else state.reason
+    assert said == reason or (reason and reason in (said or ""))
+    assert [restart.get("counts") for restart in state.restarts] == restarts
+    is_jobs_end = isinstance(ended.outcome.error, JobEndedError)
+    assert is_jobs_end is (status is Status.INTERRUPTED and answer is not None)
+    if is_jobs_end:
+        assert f"tfcluster up --resume {state.run}" in (state.hint or "")
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from tfcluster.rundir.registry import ProcessIdentity, this_process
 from tfcluster.rundir.run_writer import RunWriter, write_json
 from tfcluster.rundir.states import Status
 from tfcluster.spec import LaunchOptions
-from tfcluster.typed_json import from_json, to_json
+from tfcluster.typed_json import to_json
 
 ELSEWHERE = ProcessIdentity("login", "", 7, 7)
 GONE = ProcessIdentity(this_process().host, this_process().boot_id, 1 << 22, 1)
@@ -86,12 +86,6 @@ def test_each_coordinator_of_a_run_has_a_reserve_on_the_disk(paths: RunPaths) ->
     RunWriter(open_folder(paths), paths).close()
     open_folder(paths)
     assert paths.reserve.exists()
-
-
-def test_the_job_reads_the_options_that_the_submitter_wrote(paths: RunPaths) -> None:
-    options = LaunchOptions(gathers=False, chaos=("kill worker:1 at step 50",))
-    assert write_json(paths.launch, to_json(options))
-    assert from_json(LaunchOptions, json.loads(paths.launch.read_text())) == options
 
 
 @pytest.mark.parametrize("spec", ["kubernetes-2n.json", "slurm-2n.json"])

@@ -42,11 +42,8 @@ def test_each_task_gets_its_part_of_the_cores_and_gpus() -> None:
     assert [env(share)["CUDA_VISIBLE_DEVICES"] for share in (first, second)] == ["0,1", "2,3"]
 
 
-def test_a_single_task_on_a_node_is_assigned_nothing() -> None:
+def test_a_single_task_or_one_on_a_node_with_unknown_cores_is_assigned_nothing() -> None:
     assert assigned(plan_of(["10.0.0.1:2222", "10.0.0.2:2222"])) == []
-
-
-def test_tasks_on_a_node_with_unknown_cores_are_assigned_nothing() -> None:
     assert assigned(plan_of(TWO), ProbeAnswer("10.0.0.1")) == []
 
 
@@ -57,11 +54,18 @@ def test_variables_that_the_node_sets_are_kept() -> None:
     assert env(first)["TF_NUM_INTRAOP_THREADS"] == "4"
 
 
-def test_the_gpus_of_a_scheduler_are_divided() -> None:
-    """Slurm sets the variable for the agent's step, which all tasks of the node inherit."""
-    answer = replace(ANSWER, named=("CUDA_VISIBLE_DEVICES",), visible_gpus=(2, 3))
-    shares = assigned(plan_of(TWO), answer)
-    assert [env(share)["CUDA_VISIBLE_DEVICES"] for share in shares] == ["2", "3"]
+@pytest.mark.parametrize(
+    ("seen", "gpus"),
+    [
+        # Slurm sets the variable for the agent's step, which all tasks of the node inherit.
+        ({"named": ("CUDA_VISIBLE_DEVICES",), "visible_gpus": (2, 3)}, ["2", "3"]),
+        ({"gpus": (), "gpu_trouble": "no answer"}, [None, None]),
+    ],
+    ids=["a scheduler's", "a driver that does not answer"],
+)
+def test_known_gpus_are_divided(seen: dict[str, Any], gpus: list[str | None]) -> None:
+    shares = assigned(plan_of(TWO), replace(ANSWER, **seen))
+    assert [env(share).get("CUDA_VISIBLE_DEVICES") for share in shares] == gpus
 
 
 @pytest.mark.parametrize("trouble", ["", "nvidia-smi did not answer within 5 s"])
@@ -122,11 +126,6 @@ def test_variables_that_the_spec_sets_are_kept() -> None:
 def test_gpus_all_hides_no_gpu(workers: list[Any], gpus: str | None) -> None:
     for share in assigned(plan_of(workers, resources={"gpus": gpus})):
         assert "CUDA_VISIBLE_DEVICES" not in env(share)
-
-
-def test_a_driver_that_does_not_answer_does_not_mean_no_gpus() -> None:
-    first, _ = assigned(plan_of(TWO), replace(ANSWER, gpus=(), gpu_trouble="no answer"))
-    assert "CUDA_VISIBLE_DEVICES" not in env(first)
 
 
 def test_gpus_that_one_task_requests_are_not_given_to_another() -> None:

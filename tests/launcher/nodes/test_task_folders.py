@@ -77,9 +77,7 @@ RECEIVED = {"type": "received"}
 FAILED = {"type": "file_failed", "error": "No space left on device"}
 
 
-def test_a_node_that_is_lost_during_a_restore_raises_no_error(
-    tmp_path: Path,
-) -> None:
+def test_a_node_that_is_lost_during_a_restore_raises_no_error(tmp_path: Path) -> None:
     put_back(tmp_path, first=RECEIVED, second=None)
 
 

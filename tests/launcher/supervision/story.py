@@ -5,20 +5,23 @@ from __future__ import annotations
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
-from tests.launcher.conftest import plan_of
+from tests.launcher.conftest import plan_of, spread
 from tests.launcher.messages import task_report
 
 from tfcluster.agent import catalogue as msg
 from tfcluster.checkpoints.completeness import Newest
-from tfcluster.plans.plan import Plan, Supervision
+from tfcluster.node_loss import NodeLoss
+from tfcluster.plans.plan import Plan, Supervision, TaskId
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.events import Event
 from tfcluster.rundir.states import Status
 from tfcluster.supervision import decisions as do
+from tfcluster.supervision.decisions import Stop
 from tfcluster.supervision.supervisor import Supervisor
 
+AnyEvent = TypeVar("AnyEvent", bound=Event)
 EXECUTE = "/site-packages/tensorflow/python/eager/execute.py"
 
 
@@ -52,11 +55,16 @@ class Replay:
     """Task → its answer to an order to take its stacks, if not `IN_FIT`; None: there is none."""
     load: float = 0.0
     """The load per core of each node."""
+    starts: bool = True
+    """False if no agent has been ordered to start a task, although the attempt has begun."""
 
     def __post_init__(self) -> None:
         self.supervisor = Supervisor(self.plan, jitter=lambda: 0.0)
         self.supervisor.begin_run(self.now)
-        self.begin(1)
+        if self.starts:
+            self.begin(1)
+        else:
+            self.supervisor.begin(1, tuple(task.id for task in self.plan.tasks))
 
     def begin(self, number: int, *, within_s: float = 0.0) -> Replay:
         """Begin the attempt, and report the start of all its tasks."""
@@ -131,6 +139,54 @@ class Replay:
             self.exits(task, killed=signal.SIGTERM, by="tfcluster")
         return self
 
+    def loses(self, node: str, reason: str = "no route") -> Replay:
+        """Lose the agent of the node."""
+        self.supervisor.node_lost(node, NodeLoss(reason), self.now)
+        self._take()
+        return self
+
+    def gone(self, node: str, reason: str = "no route to host") -> Replay:
+        """Give up the node, which is lost."""
+        self.supervisor.node_gone(node, NodeLoss(reason), self.now)
+        self._take()
+        return self
+
+    def leaves(self, node: str, loss: NodeLoss | None = None) -> Replay:
+        """Announce that the node will be taken away."""
+        loss = loss or NodeLoss(f"{node} got SIGTERM: it is taken away")
+        self.supervisor.node_leaving(node, loss, self.now)
+        self._take()
+        return self
+
+    def stop(self, times: int = 1) -> Replay:
+        """Press Ctrl-C."""
+        for _ in range(times):
+            self.supervisor.stop(Stop("Ctrl-C", 130), self.now)
+        self._take()
+        return self
+
+    def order(self, *tasks: str) -> Replay:
+        """Order the tasks, or all, to start in attempt 1; their agents do not answer."""
+        named = [TaskId.parse(task) for task in tasks] or [task.id for task in self.plan.tasks]
+        self.supervisor.order(named, 1, self.now)
+        return self
+
+    def started(self, task: str, attempt: int = 1) -> Replay:
+        self.supervisor.started(task, attempt, self.now)
+        self._take()
+        return self
+
+    def froze(self, task: str) -> Replay:
+        """Report that SIGSTOP has stopped the task of the first attempt."""
+        self.supervisor.froze(task, 1, signal.SIGSTOP, self.now)
+        return self
+
+    def joined(self, *tasks: str) -> Replay:
+        """Report that the tasks, or both workers, have waited for their peers and met them."""
+        for task in tasks or ("worker:0", "worker:1"):
+            self.says(task, "waiting_for_peers").says(task, "task_ready")
+        return self
+
     def says(self, task: str, kind: str, **facts: Any) -> Replay:
         attempt = next(m.attempt for m in self.supervisor.gang if str(m.id) == task)
         facts |= {"task": task, "attempt": attempt}
@@ -150,18 +206,51 @@ class Replay:
         """Return the tasks that were ordered to stop, in order."""
         return [t for o in self.orders if isinstance(o, do.StopTasks) for t in o.tasks]
 
+    def next(self) -> do.NextAttempt:
+        """Return the next attempt, which must have been decided."""
+        found = self.supervisor.next_attempt
+        assert found is not None
+        return found
+
+    def members(self) -> list[str]:
+        """Return the tasks of the next attempt; none if there is none."""
+        found = self.supervisor.next_attempt
+        return [] if found is None else [str(task) for task in found.members]
+
+    def all(self, kind: type[AnyEvent]) -> list[AnyEvent]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+    def messages(self, kind: type[ev.Warned | ev.Alert | ev.Hint]) -> list[str]:
+        return [event.message for event in self.events if isinstance(event, kind)]
+
     def last(self, kind: type[Event]) -> Any:
         return next(event for event in reversed(self.events) if isinstance(event, kind))
 
     def cause(self) -> dict[str, Any]:
         return dict(self.last(ev.Diagnosis).root_cause)
 
-    def outcome(self) -> tuple[Status, int]:
+    def end(self) -> do.Outcome:
+        """Return how the run has ended."""
         found = self.supervisor.outcome
         assert found is not None
-        return found.status, found.exit_code
+        return found
+
+    def outcome(self) -> tuple[Status, int]:
+        return self.end().status, self.end().exit_code
+
+    def error(self) -> str:
+        """Return the error that has ended the run, with its fix."""
+        error = self.end().error
+        assert error is not None
+        return str(error)
 
 
 def replay_of(*tasks: str, kind: str = "training", **supervision: Any) -> Replay:
     plan = plan_of(*tasks, kind=kind)  # type: ignore[arg-type]
+    return Replay(replace(plan, supervision=Supervision(**supervision)))
+
+
+def spread_gang(*tasks: str, **supervision: Any) -> Replay:
+    """Return a gang in which each task has a node of its own, named after it."""
+    plan = spread(plan_of(*(tasks or ("worker:0", "worker:1"))))
     return Replay(replace(plan, supervision=Supervision(**supervision)))

@@ -16,14 +16,8 @@ from tfcluster.supervision.alerts import WEIGHTS
 from tfcluster.supervision.supervisor import ALONE_S
 
 
-def messages(replay: Replay) -> list[str]:
-    return [event.message for event in replay.events if isinstance(event, ev.Alert)]
-
-
 def together(**supervision: Any) -> Replay:
-    replay = replay_of(**supervision)
-    for task in ("worker:0", "worker:1"):
-        replay.says(task, "waiting_for_peers").says(task, "task_ready")
+    replay = replay_of(**supervision).joined()
     return replay
 
 
@@ -40,7 +34,7 @@ def together(**supervision: Any) -> Replay:
 )
 def test_a_loss_that_is_no_number_is_an_alert(name: str, value: float, said: str | None) -> None:
     replay = together().says("worker:0", "progress", step=3400, metrics={name: value})
-    assert messages(replay) == ([said] if said else [])
+    assert replay.messages(ev.Alert) == ([said] if said else [])
     assert replay.supervisor.outcome is None
 
 
@@ -77,8 +71,8 @@ def trains(*, ways: tuple[str, str] = ("", ""), joins: bool = False, meets: str 
 )
 def test_workers_that_never_meet_train_alone(facts: dict[str, Any], reason: str) -> None:
     replay = trains(**facts).after(ALONE_S - 1)
-    assert messages(replay) == []
-    (message,) = messages(replay.after(1).after(100))
+    assert replay.messages(ev.Alert) == []
+    (message,) = replay.after(1).after(100).messages(ev.Alert)
     assert message.startswith(reason)
     assert ": each of the 2 workers trains alone. Fix: " in message
     assert message.endswith("; if that is intended: --set job.kind=plain")
@@ -95,29 +89,29 @@ def test_workers_that_never_meet_train_alone(facts: dict[str, Any], reason: str)
 def test_what_may_still_come_is_missed_only_at_the_end(facts: dict[str, Any], reason: str) -> None:
     """A loop may sum the gradients of many batches, and average only every hour."""
     replay = trains(**facts).after(3600)
-    assert messages(replay) == []
-    (message,) = messages(replay.exits("worker:0").exits("worker:1"))
+    assert replay.messages(ev.Alert) == []
+    (message,) = replay.exits("worker:0").exits("worker:1").messages(ev.Alert)
     assert message.startswith(reason)
 
 
 def test_a_short_run_whose_workers_train_alone_says_so_at_its_end() -> None:
     replay = trains().exits("worker:0")
-    assert messages(replay) == []
-    assert len(messages(replay.exits("worker:1"))) == 1
+    assert replay.messages(ev.Alert) == []
+    assert len(replay.exits("worker:1").messages(ev.Alert)) == 1
 
 
 def test_workers_that_meet_do_not_train_alone() -> None:
     """Horovod and JAX join their processes at any time, and sum by themselves."""
-    assert messages(trains(meets="worker:1").after(60)) == []
+    assert trains(meets="worker:1").after(60).messages(ev.Alert) == []
     reduces = trains(joins=True).says("worker:1", "reduces")
-    assert messages(reduces.after(60)) == []
+    assert reduces.after(60).messages(ev.Alert) == []
     late = trains().after(5).says("worker:0", "meets_peers")
-    assert messages(late.after(60)) == []
+    assert late.after(60).messages(ev.Alert) == []
 
 
 def test_a_worker_that_computes_no_gradient_may_train_later() -> None:
     replay = replay_of().says("worker:0", "trains", way="")
-    assert messages(replay.after(60)) == []
+    assert replay.after(60).messages(ev.Alert) == []
 
 
 @pytest.mark.parametrize(
@@ -128,7 +122,7 @@ def test_workers_that_are_meant_to_train_alone_give_no_alert(plan: dict[str, Any
     replay = Replay(replace(plan_of(*WORKERS), **plan))
     for task in WORKERS:
         replay.says(task, "trains", way="")
-    assert messages(replay.after(60)) == []
+    assert replay.after(60).messages(ev.Alert) == []
 
 
 @pytest.mark.parametrize(("other", "are_equal"), [("ab", True), ("cd", False)])
@@ -138,7 +132,7 @@ def test_workers_that_read_the_same_first_batches_give_an_alert(
     replay = together().says("worker:0", "first_batches", fingerprints=["a", "b"])
     replay.says("worker:1", "first_batches", fingerprints=[*other])
     expected = "worker:0, worker:1 train on the same batches, so they all do the same work. Fix:"
-    assert [m.startswith(expected) for m in messages(replay)] == [True] * are_equal
+    assert [m.startswith(expected) for m in replay.messages(ev.Alert)] == [True] * are_equal
 
 
 @pytest.mark.parametrize(
@@ -159,7 +153,9 @@ def test_data_that_the_workers_and_tensorflow_shard_gives_an_alert(
         for shards, index in taken:
             replay.says(task, "sharded", shards=shards, index=index)
     expected = f"and by TensorFlow, so {lost} of the data is left out of each epoch. Fix: remove"
-    assert [expected in message for message in messages(replay)] == [True] * (lost is not None)
+    assert [expected in message for message in replay.messages(ev.Alert)] == [True] * (
+        lost is not None
+    )
 
 
 @pytest.mark.parametrize(
@@ -183,10 +179,12 @@ def test_workers_that_restored_different_states_give_an_alert(
     first: list[str], second: list[str], said: str | None
 ) -> None:
     replay = together().says("worker:0", "restored", names=first)
-    assert messages(replay) == [], "worker:1 may still restore"
+    assert replay.messages(ev.Alert) == [], "worker:1 may still restore"
     replay.says("worker:1", "restored", names=second)
     expected = f"the workers start from different states: {said}"
-    assert [m.startswith(expected) for m in messages(replay)] == [True] * (said is not None)
+    assert [m.startswith(expected) for m in replay.messages(ev.Alert)] == [True] * (
+        said is not None
+    )
 
 
 def test_different_states_are_the_root_cause_of_steps_that_do_not_match() -> None:
@@ -212,38 +210,46 @@ def test_different_states_are_not_the_cause_of_an_exception_of_the_script() -> N
 # -- losses
 
 
-def test_tasks_that_train_together_give_one_alert() -> None:
-    replay = together()
-    for step in (3, 4):
-        for task in ("worker:1", "worker:0"):
-            replay.says(task, "progress", step=step, metrics={"loss": math.nan})
-    assert messages(replay) == ["loss is NaN since step 3 (worker:1)"]
+NAN, INF = math.nan, math.inf
 
 
-def test_tasks_that_train_alone_give_an_alert_each() -> None:
-    replay = replay_of(kind="plain")
-    for task in ("worker:1", "worker:0"):
-        replay.says(task, "progress", step=3, metrics={"loss": math.nan})
-    assert len(messages(replay)) == 2
-
-
-def test_a_loss_that_is_a_number_again_is_said_once() -> None:
-    replay = together()
-    for step, loss in enumerate((1.0, math.inf, 2.0, math.inf, 3.0), start=1):
-        replay.says("worker:0", "progress", step=step, metrics={"loss": loss})
-    assert messages(replay) == [
-        "loss is infinite since step 2 (worker:0)",
-        "loss was infinite from step 2 to 3 (worker:0)",
-    ]
-
-
-def test_a_loss_of_another_worker_does_not_end_the_alert() -> None:
-    """A script's own loop may report the loss of its own part of the batch."""
-    replay = together()
-    for step in (2, 3):
-        for task, loss in (("worker:0", math.nan), ("worker:1", 0.3)):
-            replay.says(task, "progress", step=step, metrics={"loss": loss})
-    assert messages(replay) == ["loss is NaN since step 2 (worker:0)"]
+@pytest.mark.parametrize(
+    ("kind", "reports", "said"),
+    [
+        (
+            "training",
+            [(3, 1, NAN), (3, 0, NAN), (4, 1, NAN)],
+            ["loss is NaN since step 3 (worker:1)"],
+        ),
+        (
+            "plain",
+            [(3, 1, NAN), (3, 0, NAN)],
+            ["loss is NaN since step 3 (worker:1)", "loss is NaN since step 3 (worker:0)"],
+        ),
+        (
+            "training",
+            [(1, 0, 1.0), (2, 0, INF), (3, 0, 2.0), (4, 0, INF), (5, 0, 3.0)],
+            [
+                "loss is infinite since step 2 (worker:0)",
+                "loss was infinite from step 2 to 3 (worker:0)",
+            ],
+        ),
+        # A script's own loop may report the loss of its own part of the batch.
+        (
+            "training",
+            [(2, 0, NAN), (2, 1, 0.3), (3, 0, NAN)],
+            ["loss is NaN since step 2 (worker:0)"],
+        ),
+    ],
+    ids=["together", "alone", "a number again", "a number of another worker"],
+)
+def test_a_loss_that_is_no_number_is_said_once_for_tasks_that_train_together(
+    kind: str, reports: list[tuple[int, int, float]], said: list[str]
+) -> None:
+    replay = together() if kind == "training" else replay_of(kind=kind)
+    for step, worker, loss in reports:
+        replay.says(f"worker:{worker}", "progress", step=step, metrics={"loss": loss})
+    assert replay.messages(ev.Alert) == said
 
 
 def weights(value: float) -> dict[str, float]:
@@ -254,13 +260,13 @@ def test_weights_that_are_no_numbers_are_an_alert_unless_the_loss_has_given_it()
     replay = together().says("worker:1", "weights", metrics=weights(math.nan), step=40)
     replay.says("worker:0", "weights", metrics=weights(math.nan), step=40)
     replay.says("worker:0", "progress", step=41, metrics={"loss": math.nan})
-    assert messages(replay) == ["the weights are NaN at step 40 (worker:1)"]
+    assert replay.messages(ev.Alert) == ["the weights are NaN at step 40 (worker:1)"]
     replay.says("worker:1", "weights", metrics=weights(0.0), step=50)
-    assert messages(replay)[1:] == ["the weights were NaN from step 40 to 50 (worker:1)"]
+    assert replay.messages(ev.Alert)[1:] == ["the weights were NaN from step 40 to 50 (worker:1)"]
     unknown = together().says("worker:0", "weights", metrics=weights(math.inf))
-    assert messages(unknown) == ["the weights are infinite (worker:0)"]
+    assert unknown.messages(ev.Alert) == ["the weights are infinite (worker:0)"]
     loss = together().says("worker:0", "progress", step=3, metrics={"loss": math.nan})
-    assert len(messages(loss.says("worker:0", "weights", metrics=weights(math.nan)))) == 1
+    assert len(loss.says("worker:0", "weights", metrics=weights(math.nan)).messages(ev.Alert)) == 1
 
 
 def test_weights_are_said_although_a_loss_is_a_number_again() -> None:
@@ -268,7 +274,7 @@ def test_weights_are_said_although_a_loss_is_a_number_again() -> None:
     for step, loss in enumerate((math.nan, 2.0), start=1):
         replay.says("worker:0", "progress", step=step, metrics={"loss": loss})
     replay.says("worker:0", "weights", metrics=weights(math.nan), step=3)
-    assert messages(replay)[2:] == ["the weights are NaN at step 3 (worker:0)"]
+    assert replay.messages(ev.Alert)[2:] == ["the weights are NaN at step 3 (worker:0)"]
 
 
 @pytest.mark.parametrize(

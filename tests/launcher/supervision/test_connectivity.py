@@ -1,4 +1,4 @@
-"""Lost links are found from failed connections of the nodes; they restart or end the run."""
+"""Each link between nodes is dialled; a lost one restarts or ends the run."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from tests.launcher.conftest import plan_of
 from tests.launcher.supervision.story import COLLATERAL, Replay
 
-from tfcluster.plans.plan import NodePlan, Supervision, TaskId
+from tfcluster.plans.plan import NodePlan, Plan, Supervision, TaskId
 from tfcluster.rundir.states import Status
 from tfcluster.supervision import connectivity
 from tfcluster.supervision import decisions as do
-from tfcluster.supervision.connectivity import Cut, between
+from tfcluster.supervision.connectivity import Cut, DialPlan, between
 from tfcluster.supervision.failure import Failure, Kind
 
 NODES = ("10.0.0.1", "10.0.0.2", "10.0.0.3")
@@ -42,24 +42,27 @@ def replay_on_hosts(count: int = 3, **supervision: Any) -> Replay:
     return Replay(replace(plan, tasks=tasks, nodes=nodes, supervision=requested))
 
 
-def test_a_host_that_no_other_reaches_is_named() -> None:
-    found = connectivity.find_lost_links(
-        [cut(0, 2), cut(1, 2), cut(2, 0), cut(2, 1)], chief_node=NODES[0]
-    )
-    assert list(found) == [NODES[2]]
-    assert found[NODES[2]].startswith(f"link to host {NODES[2]} lost: ")
-    assert f"{NODES[0]} cannot connect to worker:2 on {NODES[2]} (timed out)" in found[NODES[2]]
+BETWEEN_0_AND_1 = ([cut(0, 1), cut(1, 0)], [cut(1, 0)], [cut(0, 1)])
 
 
-def test_if_two_hosts_lose_their_link_the_host_without_the_chief_is_named() -> None:
-    for cuts in ([cut(0, 1), cut(1, 0)], [cut(1, 0)], [cut(0, 1)]):
-        assert list(connectivity.find_lost_links(cuts, chief_node=NODES[0])) == [NODES[1]]
-        assert list(connectivity.find_lost_links(cuts, chief_node=NODES[1])) == [NODES[0]]
-
-
-def test_a_chief_host_that_no_other_reaches_is_named() -> None:
-    found = connectivity.find_lost_links([cut(1, 0), cut(2, 0)], chief_node=NODES[0])
-    assert list(found) == [NODES[0]]
+@pytest.mark.parametrize(
+    ("cuts", "chief", "host"),
+    [
+        ([cut(0, 2), cut(1, 2), cut(2, 0), cut(2, 1)], 0, 2),
+        *((cuts, 0, 1) for cuts in BETWEEN_0_AND_1),
+        *((cuts, 1, 0) for cuts in BETWEEN_0_AND_1),
+        ([cut(1, 0), cut(2, 0)], 0, 0),
+    ],
+)
+def test_the_host_that_no_other_reaches_is_named_or_of_two_the_one_without_the_chief(
+    cuts: list[Cut], chief: int, host: int
+) -> None:
+    found = connectivity.find_lost_links(cuts, chief_node=NODES[chief])
+    assert list(found) == [NODES[host]]
+    assert found[NODES[host]].startswith(f"link to host {NODES[host]} lost: ")
+    link = cuts[0]
+    words = f"{link.source} cannot connect to {link.task} on {link.target} (timed out)"
+    assert words in found[NODES[host]]
 
 
 @given(st.lists(st.builds(cut, st.integers(0, 2), st.integers(0, 2))))
@@ -139,8 +142,7 @@ def test_a_lost_link_restarts_the_gang_at_once() -> None:
 
 def test_a_failure_with_its_own_cause_is_blamed_rather_than_a_lost_link() -> None:
     replay = replay_on_hosts(2)
-    replay.exits("worker:0", 1, last=COLLATERAL)
-    replay.exits("worker:1", None, killed=9)
+    replay.exits("worker:0", 1, last=COLLATERAL).exits("worker:1", None, killed=9)
     replay.supervisor.links_probed({NODES[0]: "link lost"}, replay.now)
     replay._take()
     replay.gather()
@@ -163,3 +165,44 @@ def test_without_restarts_a_lost_link_ends_the_run_with_exit_code_3() -> None:
     replay._take()
     replay.gather()
     assert replay.outcome() == (Status.FAILED, 3)
+
+
+def spread_over(tasks: int, nodes: int) -> tuple[Plan, list[str], dict[TaskId, int]]:
+    """Return a plan with `tasks` workers on `nodes` nodes, the nodes' names and the ports."""
+    names = [f"node-{number}" for number in range(nodes)]
+    plan = plan_of(*(f"worker:{index}" for index in range(tasks)))
+    placed = [replace(t, node=names[t.id.index % nodes]) for t in plan.tasks]
+    plan = replace(plan, tasks=tuple(placed))
+    return plan, names, {task.id: 2000 + task.id.index for task in placed}
+
+
+def dials(calls: DialPlan) -> int:
+    return sum(len(tasks) for tasks in calls.dialled.values())
+
+
+def test_in_a_small_run_every_node_dials_every_task_on_the_other_nodes() -> None:
+    calls = between(*spread_over(12, 3))
+    assert dials(calls) == 12 * 2
+    assert {port["task"] for port in calls.of("node-0")} == {
+        f"worker:{index}" for index in range(12) if index % 3
+    }
+
+
+@given(st.integers(65, 300), st.integers(2, 40))
+def test_in_a_large_run_every_link_and_every_port_is_dialled(tasks: int, nodes: int) -> None:
+    plan, names, ports = spread_over(tasks, nodes)
+    calls = between(plan, names, ports)
+    for caller in names:
+        dialled = calls.dialled[caller]
+        assert {task.node for task in dialled} == {*names} - {caller}
+        assert len({task.id for task in dialled}) == len(dialled)
+    assert all(calls.callers[task] for task in ports)
+
+
+def test_a_thousand_tasks_on_fifty_nodes_are_dialled_once_per_link() -> None:
+    assert dials(between(*spread_over(1000, 50))) == 50 * 49
+    assert dials(between(*spread_over(1000, 2))) == 1000
+
+
+def test_a_run_on_one_node_dials_nothing() -> None:
+    assert dials(between(*spread_over(100, 1))) == 0

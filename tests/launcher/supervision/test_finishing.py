@@ -6,10 +6,9 @@ import signal
 from dataclasses import replace
 
 import pytest
-from tests.launcher.conftest import plan_of
+from tests.launcher.conftest import moved, plan_of
 from tests.launcher.supervision.story import Replay, replay_of
 
-from tfcluster.node_loss import NodeLoss
 from tfcluster.plans.plan import Supervision
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.states import Status
@@ -25,10 +24,6 @@ def parameter_server(*tasks: str, hooks: bool = True, **supervision: float) -> R
     return Replay(replace(plan, tasks=served, supervision=Supervision(**supervision)))  # type: ignore[arg-type]
 
 
-def warnings(replay: Replay) -> list[str]:
-    return [event.message for event in replay.events if isinstance(event, ev.Warned)]
-
-
 # -- parameter servers
 
 
@@ -40,15 +35,14 @@ def test_serving_workers_are_stopped_with_the_ps_after_the_chief() -> None:
     assert replay.stopped() == ["worker:0", "worker:1", "ps:0"]
     replay.ended("worker:0", "worker:1", "ps:0")
     assert replay.outcome() == (Status.SUCCEEDED, 0)
-    assert warnings(replay) == []
+    assert replay.messages(ev.Warned) == []
 
 
 @pytest.mark.parametrize("named", ["parameter_server", "default"])
 def test_independent_workers_may_finish_and_the_ps_is_stopped_last(named: str) -> None:
     make_replay = parameter_server if named == "parameter_server" else replay_of
     replay = make_replay(*PARAMETER_SERVER).says("ps:0", "serving")
-    replay.says("worker:0", "progress", step=7)
-    replay.exits("chief:0").after(16)
+    replay.says("worker:0", "progress", step=7).exits("chief:0").after(16)
     assert replay.stopped() == []
     replay.exits("worker:0").after(16)
     assert replay.stopped() == [], "worker:1 still needs the ps"
@@ -91,8 +85,7 @@ def test_serving_workers_are_not_awaited_even_after_a_restart() -> None:
     replay = parameter_server()
     for task in ("worker:0", "worker:1", "ps:0"):
         replay.says(task, "serving")
-    replay.exits("worker:1", killed=signal.SIGKILL).after(1.1)
-    replay.supervisor.started("worker:1", 2, replay.now)
+    replay.exits("worker:1", killed=signal.SIGKILL).after(1.1).started("worker:1", 2)
     replay.exits("chief:0")
     assert replay.stopped() == ["worker:0", "worker:1", "ps:0"]
 
@@ -100,10 +93,9 @@ def test_serving_workers_are_not_awaited_even_after_a_restart() -> None:
 def test_workers_without_hooks_get_the_grace_and_a_warning() -> None:
     replay = parameter_server(hooks=False, finish_grace_s=60).exits("chief:0").after(59)
     assert replay.stopped() == []
-    replay.after(2)
-    replay.ended("worker:0", "worker:1", "ps:0")
+    replay.after(2).ended("worker:0", "worker:1", "ps:0")
     assert replay.outcome() == (Status.SUCCEEDED, 0)
-    (warning,) = warnings(replay)
+    (warning,) = replay.messages(ev.Warned)
     assert warning.startswith("worker:0, worker:1 did not end within 60 s after the chief")
     assert "hooks" in warning
     assert "supervision.finish_grace_s" in warning
@@ -147,7 +139,7 @@ def test_a_late_worker_that_trained_in_step_with_the_chief_is_stopped() -> None:
     assert replay.stopped() == ["worker:1"]
     replay.ended("worker:1")
     assert replay.outcome() == (Status.SUCCEEDED, 0)
-    assert warnings(replay) == [
+    assert replay.messages(ev.Warned) == [
         "worker:1 (in train.py:20 `model.fit`) did not end within 60 s after the chief: stopped"
     ]
 
@@ -172,29 +164,20 @@ FINISHED = ("worker:0", "worker:1", "evaluator:0")
 
 def finishing(*tasks: str, lost: str = "worker:1") -> Replay:
     """Return a replay in which the chief has ended, and `lost` runs on the node `far`."""
-    plan = plan_of(*(tasks or FINISHED))
-    placed = tuple(replace(t, node="far" if str(t.id) == lost else t.node) for t in plan.tasks)
-    nodes = (*plan.nodes, replace(plan.nodes[0], name="far"))
-    replay = Replay(replace(plan, nodes=nodes, tasks=placed))
+    replay = Replay(moved(plan_of(*(tasks or FINISHED)), lost))
     for task in ("worker:0", "worker:1"):
         replay.says(task, "waiting_for_peers").says(task, "task_ready")
         replay.says(task, "progress", step=9, total_steps=9)
     return replay.exits("worker:0")
 
 
-def lose(replay: Replay) -> Replay:
-    replay.supervisor.node_lost("far", NodeLoss("its agent does not answer"), replay.now)
-    replay._take()
-    return replay
-
-
 @pytest.mark.parametrize("lost", ["worker:1", "evaluator:0"])
 def test_a_node_that_is_lost_after_the_chief_has_finished_is_only_a_warning(lost: str) -> None:
-    replay = lose(finishing(lost=lost))
+    replay = finishing(lost=lost).loses("far", "its agent does not answer")
     assert replay.stopped() == []
     replay.exits("evaluator:0" if lost == "worker:1" else "worker:1")
     assert replay.outcome() == (Status.SUCCEEDED, 0)
-    assert warnings(replay) == [
+    assert replay.messages(ev.Warned) == [
         f"{lost} failed once the chief had succeeded: its agent does not answer"
     ]
 
@@ -206,17 +189,14 @@ def test_a_node_that_does_not_answer_at_the_end_of_the_grace_is_only_a_warning()
     assert replay.stopped() == ["worker:1"]
     replay.after(30)
     assert replay.outcome() == (Status.SUCCEEDED, 0)
-    assert warnings(replay)[-1] == (
+    assert replay.messages(ev.Warned)[-1] == (
         "worker:1 failed once the chief had succeeded: its agent does not answer"
     )
 
 
 def test_a_lost_node_whose_worker_works_independently_still_fails_the_run() -> None:
     replay = replay_of(*PARAMETER_SERVER, max_restarts=0).says("worker:0", "progress", step=7)
-    replay.exits("chief:0").exits("worker:1")
-    replay.supervisor.node_lost("local", NodeLoss("killed"), replay.now)
-    replay._take()
-    replay.gather()
+    replay.exits("chief:0").exits("worker:1").loses("local", "killed").gather()
     assert replay.outcome() == (Status.FAILED, 3)
 
 
@@ -226,18 +206,27 @@ EVALUATED = ("chief:0", "evaluator:0")
 
 
 def evaluated(
-    *, last: int | None, evaluated_step: int | None, finish_grace_s: float = 60
+    *,
+    last: int | None,
+    evaluated_step: int | None,
+    elsewhere: bool = True,
+    finish_grace_s: float = 60,
 ) -> Replay:
     """Return a replay: the chief saves elsewhere, the evaluator evaluates, and the chief exits."""
     replay = replay_of(*EVALUATED, finish_grace_s=finish_grace_s)
-    replay.says("chief:0", "saved_elsewhere", step=last)
+    if elsewhere:
+        replay.says("chief:0", "saved_elsewhere", step=last)
+    else:
+        replay.says("chief:0", "saved", path="ckpt", step=last)
     if evaluated_step is not None:
         replay.says("evaluator:0", "evaluated", step=evaluated_step)
     return replay.exits("chief:0")
 
 
-def test_an_evaluator_that_never_ends_is_stopped_after_the_last_checkpoint() -> None:
-    replay = evaluated(last=300, evaluated_step=200, finish_grace_s=200).after(120)
+@pytest.mark.parametrize("elsewhere", [True, False])
+def test_an_evaluator_that_never_ends_is_stopped_after_the_last_checkpoint(elsewhere: bool) -> None:
+    replay = evaluated(last=300, evaluated_step=200, elsewhere=elsewhere, finish_grace_s=200)
+    replay.after(120)
     assert replay.stopped() == []
     replay.says("evaluator:0", "evaluated", step=300).after(EVALUATOR_S - 1)
     assert replay.stopped() == [], "it may exit by itself"
@@ -245,7 +234,7 @@ def test_an_evaluator_that_never_ends_is_stopped_after_the_last_checkpoint() -> 
     assert replay.stopped() == ["evaluator:0"]
     replay.ended("evaluator:0")
     assert replay.outcome() == (Status.SUCCEEDED, 0)
-    assert warnings(replay) == []
+    assert replay.messages(ev.Warned) == []
 
 
 @pytest.mark.parametrize(
@@ -269,5 +258,5 @@ def test_the_warning_about_a_late_evaluator_names_the_setting(
     assert replay.stopped() == ["evaluator:0"]
     replay.ended("evaluator:0")
     assert replay.outcome() == (Status.SUCCEEDED, 0)
-    (warning,) = warnings(replay)
+    (warning,) = replay.messages(ev.Warned)
     assert description in warning

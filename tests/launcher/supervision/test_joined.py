@@ -99,8 +99,7 @@ def test_the_start_deadline_names_absent_tasks_of_other_machines_and_no_waiting_
     replay = part("worker:1", of=THREE, start_deadline_s=10)
     absent = "worker:0 at 10.0.0.1:2222: nothing listens there yet"
     replay.supervisor.peers_dialled([absent])
-    replay.says("worker:1", "waiting_for_peers").after(12)
-    replay.ended("worker:1")
+    replay.says("worker:1", "waiting_for_peers").after(12).ended("worker:1")
     assert replay.outcome() == (Status.TIMED_OUT, 4)
     error = replay.supervisor.outcome and replay.supervisor.outcome.error
     assert isinstance(error, DeadlineError)
@@ -111,8 +110,7 @@ def test_the_start_deadline_names_absent_tasks_of_other_machines_and_no_waiting_
 
 def test_the_start_deadline_names_local_tasks_if_all_others_can_be_reached() -> None:
     replay = part("worker:1", of=THREE, start_deadline_s=10)
-    replay.says("worker:1", "waiting_for_peers").after(12)
-    replay.ended("worker:1")
+    replay.says("worker:1", "waiting_for_peers").after(12).ended("worker:1")
     error = replay.supervisor.outcome and replay.supervisor.outcome.error
     assert isinstance(error, DeadlineError)
     assert "worker:1 waits for its peers" in error.message

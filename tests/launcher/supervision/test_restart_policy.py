@@ -1,14 +1,16 @@
-"""The restart policy decides which failures lead to a restart, and after which delay."""
+"""Which failures lead to a restart, after which delay, and of which tasks."""
 
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from tests.launcher.conftest import plan_of
 
 from tfcluster.plans.plan import Supervision, TaskId
+from tfcluster.plans.tf_config import Attempt, build
 from tfcluster.supervision.failure import Failure, Kind
 from tfcluster.supervision.restart_policy import (
     FREE_IN_A_ROW,
@@ -16,9 +18,11 @@ from tfcluster.supervision.restart_policy import (
     GiveUp,
     Restart,
     RestartHistory,
+    chief_of,
     decide,
     last_attempt,
     restarts_alone,
+    without,
 )
 
 ERROR = {"exception": "ValueError", "message": "bad", "file": "main.py", "line": 3}
@@ -51,20 +55,13 @@ def verdict(
 @pytest.mark.parametrize(
     ("failed", "policy", "advanced", "restarted"),
     [
-        (KILLED, {}, False, True),
         (KILLED, {"max_restarts": 0}, False, False),
-        (failure(number=signal.SIGSEGV), {}, False, True),
         (failure(number=signal.SIGKILL, out_of_memory="cgroup"), {}, False, True),
-        (failure(observed=Kind.NODE_LOST, description="gone"), {}, False, True),
-        (failure(observed=Kind.FROZEN, description="SIGSTOP"), {}, False, True),
         (failure(observed=Kind.STALLED, description="silent"), {}, False, True),
         (failure(observed=Kind.LATE, description="hung"), {}, False, True),
         (failure(observed=Kind.START_FAILED, description="no such file"), {}, True, False),
-        (RAISED, {}, False, False),
-        (RAISED, {}, True, True),
         (RAISED, {"restart_on_error": True}, False, True),
         (RAISED, {"restart_on_error": True, "max_restarts": 0}, False, False),
-        (failure(3), {}, False, False),
         (failure(3), {}, True, True),
         (failure(3), {"restart_on_error": True}, False, True),
         (failure(1, error=IMPORT), {"restart_on_error": True}, True, False),
@@ -149,3 +146,64 @@ def test_the_job_and_its_kind_decide_which_tasks_restart_alone(
 ) -> None:
     plan = plan_of(*tasks, kind=kind)
     assert [t for t in tasks if restarts_alone(plan, TaskId.parse(t))] == alone
+
+
+USED_UP = GiveUp("used up", exhausted=True)
+CHIEF_KILLED = Failure(task="worker:0", exit_code=None, signal=9)
+
+
+def remaining(
+    tasks: list[str], least: int | None, cause: Failure = CHIEF_KILLED, why: GiveUp = USED_UP
+) -> list[str] | None:
+    plan = replace(plan_of(*tasks), supervision=Supervision(min_workers=least))
+    found = without(plan, tuple(task.id for task in plan.tasks), cause, why)
+    return None if found is None else [str(task) for task in found]
+
+
+WORKERS = ["worker:0", "worker:1", "worker:2"]
+
+
+@pytest.mark.parametrize(
+    ("least", "expected"),
+    [(None, None), (1, WORKERS[1:]), (2, WORKERS[1:]), (3, None)],
+)
+def test_at_least_min_workers_must_remain(least: int | None, expected: list[str] | None) -> None:
+    assert remaining(WORKERS, least) == expected
+
+
+def test_chief_and_workers_count_toward_min_workers_but_an_evaluator_does_not() -> None:
+    chief = Failure(task="chief:0", exit_code=None, signal=9)
+    assert remaining(["chief:0", "worker:0", "evaluator:0"], 1, chief) == [
+        "worker:0",
+        "evaluator:0",
+    ]
+    assert remaining(["chief:0", "worker:0", "evaluator:0"], 2, chief) is None
+
+
+def test_a_gang_does_not_shrink_after_an_error_in_the_script() -> None:
+    assert remaining(WORKERS, 1, why=GiveUp("it would come again")) is None
+    cannot_start = Failure(
+        "worker:0", None, None, observed=Kind.START_FAILED, description="no file"
+    )
+    assert remaining(WORKERS, 1, cannot_start, GiveUp("alike")) == WORKERS[1:]
+
+
+def test_all_tasks_of_a_lost_node_are_removed() -> None:
+    lost = Failure("worker:0", None, None, node="local", observed=Kind.NODE_LOST)
+    assert remaining(WORKERS, 1, lost) is None, "no task would remain"
+
+
+def test_the_chief_is_the_task_of_the_chief_job_or_the_lowest_worker() -> None:
+    parse = TaskId.parse
+    assert chief_of([parse("worker:2"), parse("worker:1")]) == parse("worker:1")
+    assert chief_of([parse("worker:0"), parse("chief:0")]) == parse("chief:0")
+
+
+def test_the_indexes_of_a_smaller_gang_are_dense_and_its_addresses_unchanged() -> None:
+    plan = plan_of(*WORKERS)
+    members = tuple(TaskId.parse(name) for name in WORKERS[1:])
+    attempt = Attempt(plan, 2, members, {task.id: 4000 + task.id.index for task in plan.tasks})
+    assert build(attempt, members[1]) == {
+        "cluster": {"worker": ["127.0.0.1:4001", "127.0.0.1:4002"]},
+        "task": {"type": "worker", "index": 1},
+    }

@@ -1,18 +1,20 @@
-"""One of several failed tasks is the root cause; the others are collateral or made its mistake."""
+"""Of several failed tasks one is the root cause; others are collateral or made its mistake."""
 
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.launcher.conftest import plan_of
+from tests.launcher.supervision.story import COLLATERAL, Replay, replay_of
 
 from tfcluster.rundir import events as ev
 from tfcluster.supervision.failure import Failure, Kind
-from tfcluster.supervision.verdicts import diagnosis, root_cause
+from tfcluster.supervision.verdicts import CAUSE_WAIT_S, LAST_WORD_S, diagnosis, root_cause
 
 RUNTIME = "tensorflow.python.framework.errors_impl"
 ABORTED = "Collective ops is aborted by: Socket closed"
@@ -142,3 +144,155 @@ def test_later_collateral_failures_do_not_change_the_root_cause(
     more = [*failures, *(victim(f.task) for f in later)]
     if cause is not None:
         assert root_cause(more) is cause
+
+
+def mistake(line: int = 3) -> dict[str, object]:
+    where = {"file": "main.py", "line": line, "traceback": "…"}
+    return {"exception": "ValueError", "message": "bad", **where}
+
+
+def test_stopped_tasks_that_raised_the_cause_s_exception_are_named() -> None:
+    replay = replay_of("worker:0", "worker:1", "worker:2", "worker:3")
+    replay.says("worker:0", "task_error", **mistake()).says("worker:1", "task_error", **mistake())
+    replay.exits("worker:0", 1, error=mistake())
+    assert replay.stopped() == ["worker:1", "worker:2", "worker:3"]
+    replay.exits("worker:1", killed=signal.SIGKILL, by="tfcluster", error=mistake())
+    replay.exits("worker:2", 1, by="tfcluster", error=mistake())  # raised while it was stopped
+    replay.exits(
+        "worker:3", 1, by="tfcluster", error=mistake(line=9)
+    ).gather()  # raised because it was stopped
+    assert replay.cause()["task"] == "worker:0"
+    assert replay.cause()["also"] == ["worker:1", "worker:2"]
+    assert replay.cause()["reason"].endswith("\nthe same on worker:1, worker:2")
+
+
+@pytest.mark.parametrize(
+    ("line", "signalled", "by"),
+    [(3, None, "itself"), (9, None, "tfcluster"), (3, signal.SIGTERM, "tfcluster")],
+)
+def test_a_task_that_exits_with_the_cause_s_exception_ended_by_itself(
+    line: int, signalled: int | None, by: str
+) -> None:
+    replay = replay_of().exits("worker:0", 1, error=mistake())
+    code = None if signalled else 1
+    event = ev.TaskExited(
+        task="worker:1", attempt=1, exit_code=code, signal=signalled, ended_by="tfcluster"
+    )
+    found = replay.supervisor.gang.attributed(event, mistake(line))
+    assert found.ended_by == by
+
+
+def test_a_task_that_raised_but_hangs_is_blamed_for_its_exception() -> None:
+    replay = replay_of().says("worker:1", "task_error", **mistake())
+    replay.exits("worker:0", 1, last=COLLATERAL).after(CAUSE_WAIT_S + 0.1)
+    replay.exits("worker:1", killed=signal.SIGKILL, by="tfcluster", error=mistake()).gather()
+    assert (replay.cause()["task"], replay.cause()["kind"]) == ("worker:1", "exception")
+    assert "ValueError: bad" in replay.cause()["reason"]
+
+
+def test_a_hanging_task_is_also_blamed_for_an_exception_without_a_user_frame() -> None:
+    message = {"exception": "RuntimeError", "message": "no line"}
+    replay = replay_of().says("worker:1", "task_error", **message)
+    replay.exits("worker:0", 1, last=COLLATERAL).after(CAUSE_WAIT_S + 0.1)
+    replay.exits("worker:1", killed=signal.SIGKILL, by="tfcluster", error=message).gather()
+    assert replay.cause()["reason"] == "RuntimeError: no line"
+
+
+@pytest.mark.parametrize(("code", "by"), [(2, "itself"), (1, "tfcluster")])
+def test_a_task_that_rejects_the_same_arguments_ended_by_itself(code: int, by: str) -> None:
+    usage = "usage: main.py [-h]\nmain.py: error: unrecognized arguments: --epoch\n"
+    replay = replay_of().exits("worker:0", 2, last=usage)
+    event = ev.TaskExited(task="worker:1", attempt=1, exit_code=code, ended_by="tfcluster")
+    assert replay.supervisor.gang.attributed(event, None).ended_by == by
+
+
+RUNTIME = "tensorflow.python.framework.errors_impl"
+MISMATCH = (
+    "Collective ops is aborted by: Shape mismatch in the collective instance 170. Op at device"
+    " /job:worker/replica:0/task:1/device:CPU:0 expected shape [] but another member in the group"
+    " expected shape [1]."
+)
+
+
+def mismatch(line: int = 13) -> dict[str, Any]:
+    error = {"exception": f"{RUNTIME}.InvalidArgumentError", "message": MISMATCH}
+    return {**error, "file": "/job/train.py", "line": line, "traceback": ""}
+
+
+@pytest.mark.parametrize(
+    ("progress", "words"),
+    [
+        (
+            [
+                {"epochs": 2, "steps_per_epoch": 30, "total_steps": 60},
+                {"epochs": 2, "steps_per_epoch": 20, "total_steps": 40},
+            ],
+            "the tasks train unequal steps per epoch: 30 in worker:0, worker:2; 20 in worker:1",
+        ),
+        (
+            [{"total_steps": 60}, {"total_steps": 40}],
+            "the tasks train unequal steps: 60 in worker:0, worker:2; 40 in worker:1",
+        ),
+    ],
+)
+def test_the_steps_that_the_tasks_were_to_take_are_compared(
+    progress: list[dict[str, int]], words: str
+) -> None:
+    replay = replay_of("worker:0", "worker:1", "worker:2")
+    for number in range(3):
+        replay.says(f"worker:{number}", "progress", step=1, **progress[number % 2])
+    replay.exits("worker:1", 1, error=mismatch()).ended("worker:0", "worker:2").gather()
+    cause = replay.cause()
+    assert cause["reason"].startswith(f"{words}\nInvalidArgumentError: Collective ops is aborted")
+    assert cause["docs"] == "docs/failures.md#unequal-steps"
+
+
+def test_if_the_steps_are_equal_the_places_of_the_tasks_are_compared() -> None:
+    replay = replay_of()
+    for task in ("worker:0", "worker:1"):
+        replay.says(task, "progress", step=10, steps_per_epoch=10, total_steps=50)
+    for task, step, line in (("worker:1", 20, 7), ("worker:0", 24, 6)):
+        error = mismatch(line)
+        replay.says(task, "progress", step=step).says(task, "task_error", **error)
+        replay.exits(task, 1, error=error)
+    assert replay.gather().cause()["reason"].splitlines()[0] == (
+        "the tasks were at different lines: train.py:7 after step 20 in worker:1; train.py:6 after"
+        " step 24 in worker:0"
+    )
+
+
+def test_steps_of_different_trainings_are_not_compared() -> None:
+    """One task has begun its second `fit` while the other has still to finish its first."""
+    replay = replay_of()
+    first = {"epochs": 1, "steps_per_epoch": 20, "total_steps": 20}
+    second = {"epochs": 1, "steps_per_epoch": 30, "total_steps": 50}
+    replay.says("worker:0", "progress", step=21, **second)
+    replay.says("worker:1", "progress", step=20, **first)
+    replay.exits("worker:1", 1, error=mismatch()).ended("worker:0").gather()
+    assert replay.cause()["reason"].startswith("InvalidArgumentError: Collective ops is aborted")
+
+
+@pytest.mark.parametrize("task", ["worker:0", "worker:1"])
+def test_an_exception_of_the_script_says_nothing_about_steps(task: str) -> None:
+    replay = replay_of()
+    for number, steps in enumerate((30, 20)):
+        replay.says(f"worker:{number}", "progress", step=1, total_steps=steps)
+    error = {"exception": "ValueError", "message": "no"}
+    replay.exits(task, 1, error=error)
+    replay.ended("worker:1" if task == "worker:0" else "worker:0").gather()
+    assert replay.cause()["reason"] == "ValueError: no"
+
+
+def test_a_chief_does_not_wait_for_servers_that_can_never_start() -> None:
+    """Its workers run the chief's program, and are refused."""
+    plan = plan_of("chief:0", "worker:0", "ps:0")
+    tasks = [replace(task, serves=task.id.job != "chief") for task in plan.tasks]
+    replay = Replay(replace(plan, tasks=tuple(tasks))).says("chief:0", "waiting_for_peers")
+    message = "worker:0 makes a ParameterServerStrategy, which only the chief may make: …"
+    error = {"exception": "tfcluster_workers.errors.NotServingError", "message": message}
+    replay.exits("worker:0", 1, error=error).after(LAST_WORD_S + 0.1)
+    assert set(replay.stopped()) == {"chief:0", "ps:0"}
+    replay.ended("chief:0", "ps:0")
+    assert "worker:0 is not restarted" in replay.last(ev.Warned).message
+    assert (replay.cause()["task"], replay.outcome()[1]) == ("worker:0", 1)
+    assert "per_task" in replay.cause()["hint"]

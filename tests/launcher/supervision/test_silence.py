@@ -1,24 +1,24 @@
-"""When a run that takes no step counts as stalled, and when it goes on again."""
+"""When a run that takes no step is stalled, and when one that reports none gets a hint."""
 
 from __future__ import annotations
 
-import signal
+from dataclasses import replace
+from typing import Any
 
 import pytest
+from tests.launcher.conftest import plan_of
 from tests.launcher.supervision.story import IN_FIT, Replay, replay_of, stack
 
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.states import Status
 from tfcluster.supervision import decisions as do
 from tfcluster.supervision.endings import STACKS_WAIT_S
-from tfcluster.supervision.silence import BUSY, ENDING_S, STALLED_S
+from tfcluster.supervision.silence import BUSY, ENDING_S, HINT_S, STALLED_S
 
 
 def training(*, step_s: float = 0.1, kind: str = "training") -> Replay:
     """Return a run whose tasks have joined and taken steps of this time."""
-    replay = replay_of(kind=kind)
-    for task in ("worker:0", "worker:1"):
-        replay.says(task, "waiting_for_peers").says(task, "task_ready")
+    replay = replay_of(kind=kind).joined()
     for step in range(1, 11):
         replay.says("worker:0", "progress", step=step).says("worker:1", "progress", step=step)
         replay.after(step_s)
@@ -26,7 +26,7 @@ def training(*, step_s: float = 0.1, kind: str = "training") -> Replay:
 
 
 def stalls_of(replay: Replay) -> int:
-    return sum(isinstance(event, ev.Stalled) for event in replay.events)
+    return len(replay.all(ev.Stalled))
 
 
 def test_a_run_is_stalled_after_ten_seconds_without_a_step() -> None:
@@ -65,41 +65,33 @@ def test_the_next_sign_of_work_ends_a_stall(kind: str) -> None:
     assert stalls_of(replay) == 2
 
 
-def test_long_steps_need_a_long_silence() -> None:
-    replay = training(step_s=8).after(71)
-    assert stalls_of(replay) == 0
-    assert stalls_of(replay.after(2)) == 1
-
-
-def test_several_steps_in_one_call_count_as_one() -> None:
+def reports_steps(*steps: int, of: int, every_s: float) -> Replay:
     replay = replay_of()
-    for step in (100, 200, 300):
-        replay.says("worker:0", "progress", step=step, steps_per_execution=100).after(4)
-    assert stalls_of(replay.after(35)) == 0
+    for step in steps:
+        replay.says("worker:0", "progress", step=step, steps_per_execution=of).after(every_s)
+    return replay
+
+
+@pytest.mark.parametrize(
+    ("replay", "patience_s"),
+    [
+        (training(step_s=8), 72),
+        (reports_steps(100, 200, 300, of=100, every_s=4), 36),
+        (training().after(9).says("worker:0", "progress", step=11), 27),
+        (replay_of().after(20).says("worker:0", "progress", step=1), 60),
+        (training(step_s=0.1).says("worker:0", "progress", step=1), STALLED_S),
+    ],
+    ids=["long steps", "several steps in one call", "a pause", "a first step", "a second training"],
+)
+def test_a_run_may_be_silent_for_longer_where_it_was_so_before(
+    replay: Replay, patience_s: float
+) -> None:
+    assert stalls_of(replay.after(patience_s - 1)) == 0
     assert stalls_of(replay.after(2)) == 1
-
-
-def test_a_pause_that_has_happened_before_is_allowed() -> None:
-    replay = training().after(9).says("worker:0", "progress", step=11).after(26)
-    assert stalls_of(replay) == 0
-    assert stalls_of(replay.after(2)) == 1
-
-
-def test_a_first_step_says_how_long_the_second_may_take() -> None:
-    replay = replay_of().after(20).says("worker:0", "progress", step=1).after(59)
-    assert stalls_of(replay) == 0
-    assert stalls_of(replay.after(2)) == 1
-
-
-def test_a_second_training_begins_with_the_steps_of_the_first() -> None:
-    replay = training(step_s=0.1).says("worker:0", "progress", step=1)
-    assert stalls_of(replay.after(STALLED_S + 0.1)) == 1
 
 
 def test_a_run_that_reports_no_step_is_never_stalled() -> None:
-    replay = (
-        replay_of().says("worker:0", "waiting_for_peers").says("worker:0", "task_ready").after(290)
-    )
+    replay = replay_of().joined("worker:0").after(290)
     assert stalls_of(replay) == 0
 
 
@@ -160,16 +152,12 @@ def test_a_task_that_does_not_answer_is_waited_for_only_shortly() -> None:
 
 
 def test_a_stopped_task_is_named_with_its_signal() -> None:
-    replay = training().after(5)
-    replay.supervisor.froze("worker:1", 1, signal.SIGSTOP, replay.now)
-    replay.after(STALLED_S - 5)
+    replay = training().after(5).froze("worker:1").after(STALLED_S - 5)
     assert replay.last(ev.Stalled).what.startswith("worker:1 was stopped by SIGSTOP")
 
 
 def test_a_run_that_is_stopped_is_not_stalled_any_more() -> None:
-    replay = training().after(20)
-    replay.supervisor.stop(do.Stop("Ctrl-C", 130), replay.now)
-    replay._take()
+    replay = training().after(20).stop()
     replay.says("worker:0", "progress", step=11)  # a task that ends sends its last step
     replay.after(300)
     assert stalls_of(replay) == 1
@@ -201,11 +189,8 @@ def test_stacks_that_were_asked_for_before_the_end_do_not_end_it() -> None:
 def test_a_run_that_is_ended_while_it_stalls_says_so() -> None:
     replay = training()
     replay.stacks["worker:1"] = stack("/home/me/hang.py:12 time.sleep(9)")
-    replay.after(60)
-    replay.supervisor.stop(do.Stop("Ctrl-C", 130), replay.now)
-    replay.ended("worker:0", "worker:1")
-    outcome = replay.supervisor.outcome
-    assert outcome is not None
+    replay.after(60).stop().ended("worker:0", "worker:1")
+    outcome = replay.end()
     reason = (
         "it had taken no step for 60 s: worker:1 is in hang.py:12 `time.sleep`; worker:0 waits for"
         " it in an all-reduce"
@@ -231,3 +216,59 @@ def test_tasks_that_form_no_cluster_stall_too() -> None:
     assert replay.last(ev.Stalled).causes == ()
     replay.exits("worker:0").exits("worker:1")
     assert replay.outcome() == (Status.SUCCEEDED, 0)
+
+
+@pytest.mark.parametrize("kind", ["training", "plain"])
+def test_a_script_that_reports_nothing_gets_one_hint(kind: str) -> None:
+    replay = replay_of(kind=kind).after(HINT_S - 1)
+    assert replay.messages(ev.Hint) == []
+    replay.after(1)
+    (hint,) = replay.messages(ev.Hint)
+    assert "reporting.progress(step, total=" in hint
+    assert replay.after(3600).messages(ev.Hint) == [hint]
+
+
+@pytest.mark.parametrize(
+    ("report", "facts"),
+    [
+        ("progress", {"step": 1}),
+        ("alive", {}),
+        ("evaluated", {"step": 1}),
+        ("saved", {"path": "x"}),
+    ],
+)
+def test_any_work_that_one_task_reports_is_enough(report: str, facts: dict[str, Any]) -> None:
+    replay = replay_of().says("worker:1", report, **facts).after(3600)
+    assert replay.messages(ev.Hint) == []
+
+
+@pytest.mark.parametrize(
+    ("begins", "ends"),
+    [
+        (("waiting_for_peers", {}), ("task_ready", {})),
+        (("task_phase", {"name": "importing TensorFlow"}), ("task_phase", {"name": ""})),
+    ],
+)
+def test_neither_the_wait_for_peers_nor_the_import_of_tensorflow_counts(
+    begins: tuple[str, dict[str, Any]], ends: tuple[str, dict[str, Any]]
+) -> None:
+    replay = replay_of().after(5).says("worker:0", begins[0], **begins[1]).after(200)
+    assert replay.messages(ev.Hint) == []
+    replay.says("worker:0", ends[0], **ends[1]).after(HINT_S - 1)
+    assert replay.messages(ev.Hint) == []
+    assert len(replay.after(1).messages(ev.Hint)) == 1
+
+
+def test_a_child_without_hooks_is_named_with_its_command() -> None:
+    replay = (
+        replay_of().says("worker:1", "trains_in_child", command="python -E fit.py").after(HINT_S)
+    )
+    (hint,) = replay.messages(ev.Hint)
+    assert "worker:1 seems to train in a child process" in hint
+    assert "`python -E fit.py`" in hint
+    assert "`tfcluster run SCRIPT`" in hint
+
+
+def test_tasks_without_hooks_and_searches_get_none() -> None:
+    assert Replay(plan_of(hooks=False)).after(100).messages(ev.Hint) == []
+    assert Replay(replace(plan_of(), kind="tuner")).after(100).messages(ev.Hint) == []

@@ -9,44 +9,20 @@ import signal
 from dataclasses import replace
 
 import pytest
-from tests.launcher.conftest import plan_of
+from tests.launcher.conftest import moved, plan_of
 from tests.launcher.supervision.story import COLLATERAL, Replay, replay_of
 
-from tfcluster.node_loss import NodeLoss
-from tfcluster.plans.plan import NodePlan, Plan, Supervision, TaskId
+from tfcluster.plans.plan import Supervision, TaskId
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.states import Status
 from tfcluster.supervision import decisions as do
-from tfcluster.supervision.decisions import Stop
 from tfcluster.supervision.endings import AGENT_SLACK_S, STACKS_S
 from tfcluster.supervision.member import BOOT_GRACE_S
-from tfcluster.supervision.supervisor import EVALUATOR_S, START_ANSWER_S, Supervisor
+from tfcluster.supervision.supervisor import START_ANSWER_S
 from tfcluster.supervision.verdicts import FROZEN_S
 
 EVALUATED = ("worker:0", "worker:1", "evaluator:0")
 SEARCH = ("chief:0", "worker:0", "worker:1")
-
-
-def spread(plan: Plan, *remote: str) -> Plan:
-    """Return `plan` with the tasks `remote` on another node."""
-    tasks = tuple(replace(t, node="far" if str(t.id) in remote else t.node) for t in plan.tasks)
-    return replace(plan, tasks=tasks, nodes=(*plan.nodes, NodePlan("far", "ssh", None, "/job")))
-
-
-def begun_without_starts(plan: Plan) -> Replay:
-    """Return a replay whose attempt has begun before any agent was ordered to start a task."""
-    replay = Replay.__new__(Replay)
-    replay.plan, replay.now, replay.heard_at, replay.events, replay.orders = (
-        plan,
-        100.0,
-        0.0,
-        [],
-        [],
-    )
-    replay.supervisor = Supervisor(replay.plan, jitter=lambda: 0.0)
-    replay.supervisor.begin_run(100.0)
-    replay.supervisor.begin(1, tuple(task.id for task in plan.tasks))
-    return replay
 
 
 def test_a_deadline_that_ends_the_run_silences_the_others_of_the_same_late_moment() -> None:
@@ -81,32 +57,16 @@ def test_an_evaluator_that_was_due_to_restart_when_the_gang_failed_restarts_with
 def test_an_evaluator_that_starts_while_the_gang_is_stopped_keeps_running() -> None:
     replay = replay_of(*EVALUATED).exits("evaluator:0", killed=signal.SIGSEGV).after(1.1)
     replay.supervisor.order([TaskId("evaluator", 0)], 2, replay.now)
-    replay.exits("worker:1", killed=signal.SIGKILL)
-    replay.supervisor.started("evaluator:0", 2, replay.now)
-    replay._take()
+    replay.exits("worker:1", killed=signal.SIGKILL).started("evaluator:0", 2)
     assert replay.stopped() == ["worker:0"]
     replay.ended("worker:0").gather(3).begin(3)
     assert [m.attempt for m in replay.supervisor.gang] == [3, 3, 2]
 
 
 def test_a_frozen_evaluator_is_not_the_cause_of_the_gang_s_failure() -> None:
-    replay = replay_of(*EVALUATED)
-    replay.supervisor.froze("evaluator:0", 1, signal.SIGSTOP, replay.now)
+    replay = replay_of(*EVALUATED).froze("evaluator:0")
     replay.exits("worker:1", 1, last=COLLATERAL)
     assert replay.stopped() == []
-
-
-def test_an_evaluator_is_not_stopped_before_the_last_reported_checkpoint() -> None:
-    replay = replay_of(*EVALUATED)
-    replay.supervisor.gathered(200, replay.now)
-    replay.says("evaluator:0", "evaluated", step=200)
-    replay.says("worker:0", "saved", path="ckpt-300", step=300)
-    replay.exits("worker:0").exits("worker:1")
-    assert replay.stopped() == []
-    replay.says("evaluator:0", "evaluated", step=300)
-    assert replay.stopped() == [], "it may exit by itself"
-    replay.after(EVALUATOR_S)
-    assert replay.stopped() == ["evaluator:0"]
 
 
 def test_no_stall_is_reported_when_only_an_evaluator_runs() -> None:
@@ -134,21 +94,18 @@ def test_a_chief_that_finishes_cancels_a_pending_restart() -> None:
 
 
 def test_a_failure_before_a_restart_is_not_the_cause_of_a_later_one() -> None:
-    plan = spread(plan_of(*SEARCH, kind="tuner"), "worker:1")
+    plan = moved(plan_of(*SEARCH, kind="tuner"), "worker:1")
     replay = Replay(plan).exits("worker:0", killed=signal.SIGSEGV).after(1.1)
-    replay.supervisor.started("worker:0", 2, replay.now)
-    replay.supervisor.node_lost("far", NodeLoss("no route"), replay.now)
-    replay._take()
+    replay.started("worker:0", 2).loses("far", "no route")
     replay.ended("chief:0", "worker:0").gather()
     assert (replay.cause()["task"], replay.cause()["kind"]) == ("worker:1", "node_lost")
 
 
 def test_the_start_deadline_counts_only_tasks_that_wait_now() -> None:
     replay = replay_of(*SEARCH, kind="tuner", start_deadline_s=300)
-    replay.says("worker:0", "waiting_for_peers").says("worker:0", "task_ready").after(1000)
+    replay.joined("worker:0").after(1000)
     replay.says("worker:1", "waiting_for_peers").exits("worker:1", 3).after(1000)
-    replay.exits("worker:0", killed=signal.SIGKILL).after(1.1)
-    replay.supervisor.started("worker:0", 2, replay.now)
+    replay.exits("worker:0", killed=signal.SIGKILL).after(1.1).started("worker:0", 2)
     replay.says("worker:0", "waiting_for_peers").after(299)
     assert replay.stopped() == []
     replay.after(2 + STACKS_S)
@@ -159,28 +116,24 @@ def test_the_start_deadline_counts_only_tasks_that_wait_now() -> None:
 
 
 def test_a_task_not_yet_ordered_to_start_is_not_started_after_its_attempt_ended() -> None:
-    replay = begun_without_starts(plan_of())
+    replay = Replay(plan_of(), starts=False)
     all_tasks = [task.id for task in replay.plan.tasks]
-    replay.supervisor.node_lost("local", NodeLoss("killed"), replay.now)
+    replay.loses("local", "killed")
     assert replay.supervisor.order(all_tasks, 1, replay.now) == []
 
 
 def test_a_gang_with_an_unanswered_order_to_start_has_not_ended() -> None:
-    replay = begun_without_starts(plan_of())
-    replay.supervisor.order([task.id for task in replay.plan.tasks], 1, replay.now)
-    replay.supervisor.started("worker:0", 1, replay.now)
-    replay.exits("worker:0", killed=signal.SIGKILL)
+    replay = Replay(plan_of(), starts=False).order()
+    replay.started("worker:0", 1).exits("worker:0", killed=signal.SIGKILL)
     assert do.GatherCheckpoints() not in replay.orders
-    replay.supervisor.started("worker:1", 1, replay.now)
-    replay._take()
+    replay.started("worker:1", 1)
     assert replay.stopped() == ["worker:1"]
     replay.exits("worker:1", killed=signal.SIGKILL, by="tfcluster")
     assert do.GatherCheckpoints() in replay.orders
 
 
 def test_an_agent_that_does_not_answer_an_order_to_start_is_dropped() -> None:
-    replay = begun_without_starts(plan_of())
-    replay.supervisor.order([task.id for task in replay.plan.tasks], 1, replay.now)
+    replay = Replay(plan_of(), starts=False).order()
     replay.after(START_ANSWER_S + 1)
     assert do.DropNode("local") in replay.orders
     replay.gather()
@@ -188,12 +141,9 @@ def test_an_agent_that_does_not_answer_an_order_to_start_is_dropped() -> None:
 
 
 def test_a_task_that_starts_late_does_not_shorten_the_grace_of_a_saving_task() -> None:
-    replay = begun_without_starts(plan_of())
-    replay.supervisor.order([task.id for task in replay.plan.tasks], 1, replay.now)
-    replay.supervisor.started("worker:0", 1, replay.now)
-    replay.says("worker:0", "saves_on_sigterm")
-    replay.supervisor.stop(Stop("Ctrl-C", 130), replay.now)
-    replay.supervisor.started("worker:1", 1, replay.now)
+    replay = Replay(plan_of(), starts=False).order()
+    replay.started("worker:0", 1).says("worker:0", "saves_on_sigterm").stop()
+    replay.started("worker:1", 1)
     replay.exits("worker:1", killed=signal.SIGKILL, by="tfcluster").after(29 + AGENT_SLACK_S)
     assert do.DropNode("local") not in replay.orders
     replay.after(2)
@@ -205,34 +155,25 @@ def test_a_task_whose_start_is_heard_of_after_ctrl_c_has_the_same_grace(
     times: int, grace_s: float
 ) -> None:
     """Its first line may be on the terminal before its agent has said that it runs."""
-    replay = begun_without_starts(plan_of())
-    replay.supervisor.order([task.id for task in replay.plan.tasks], 1, replay.now)
-    for _ in range(times):
-        replay.supervisor.stop(Stop("Ctrl-C", 130), replay.now)
-    replay.supervisor.started("worker:0", 1, replay.now)
-    replay._take()
+    replay = Replay(plan_of(), starts=False).order()
+    replay.stop(times).started("worker:0", 1)
     (order,) = (one for one in replay.orders if isinstance(one, do.StopTasks))
     assert (order.tasks, order.grace_s) == (("worker:0",), grace_s)
 
 
 def test_a_run_that_is_stopped_waits_for_the_answers_to_its_order_to_start() -> None:
-    replay = begun_without_starts(plan_of())
-    replay.supervisor.order([task.id for task in replay.plan.tasks], 1, replay.now)
-    replay.supervisor.stop(Stop("Ctrl-C", 130), replay.now)
-    replay.after(START_ANSWER_S - 1)
+    replay = Replay(plan_of(), starts=False).order()
+    replay.stop().after(START_ANSWER_S - 1)
     assert do.DropNode("local") not in replay.orders
     replay.after(2)
     assert do.DropNode("local") in replay.orders
-    replay.supervisor.node_lost("local", NodeLoss("it does not answer"), replay.now)
+    replay.loses("local", "it does not answer")
     assert replay.outcome() == (Status.INTERRUPTED, 130)
 
 
 def test_a_second_ctrl_c_does_not_wait_for_the_answers_to_an_order_to_start() -> None:
-    replay = begun_without_starts(plan_of())
-    replay.supervisor.order([task.id for task in replay.plan.tasks], 1, replay.now)
-    for _ in range(2):
-        replay.supervisor.stop(Stop("Ctrl-C", 130), replay.now)
-    assert replay.outcome() == (Status.INTERRUPTED, 130)
+    replay = Replay(plan_of(), starts=False).order()
+    assert replay.stop(2).outcome() == (Status.INTERRUPTED, 130)
 
 
 def test_a_failed_restart_of_one_task_does_not_affect_the_others() -> None:
@@ -249,52 +190,24 @@ def test_a_failed_restart_of_one_task_does_not_affect_the_others() -> None:
 
 def test_a_missed_deadline_of_one_attempt_does_not_fail_the_next() -> None:
     replay = replay_of(start_deadline_s=10, backoff_s=0.0)
-    replay.says("worker:0", "waiting_for_peers").after(10)
-    replay.supervisor.node_lost("local", NodeLoss("killed"), replay.now)
-    replay._take()
-    replay.gather().begin(2)
-    replay.exits("worker:0").exits("worker:1")
+    replay.says("worker:0", "waiting_for_peers").after(10).loses("local", "killed")
+    replay.gather().begin(2).exits("worker:0").exits("worker:1")
     assert replay.outcome() == (Status.SUCCEEDED, 0)
 
 
 def test_a_task_frozen_after_the_chief_has_succeeded_does_not_fail_the_run() -> None:
-    replay = replay_of(finish_grace_s=60)
-    replay.says("worker:1", "waiting_for_peers").says("worker:1", "task_ready").exits("worker:0")
-    replay.supervisor.froze("worker:1", 1, signal.SIGSTOP, replay.now)
-    replay.after(FROZEN_S + 1)
+    replay = replay_of(finish_grace_s=60).joined("worker:1").exits("worker:0")
+    replay.froze("worker:1").after(FROZEN_S + 1)
     assert replay.stopped() == []
     replay.after(60).ended("worker:1")
     assert replay.outcome() == (Status.SUCCEEDED, 0)
-
-
-# -- nodes that are gone for good
-
-
-def test_plain_tasks_on_a_node_that_is_gone_end_the_run_with_exit_code_3() -> None:
-    plan = replace(plan_of(kind="plain"), supervision=Supervision(backoff_s=5.0))
-    replay = Replay(plan)
-    replay.supervisor.node_lost("local", NodeLoss("killed"), replay.now)
-    replay._take()
-    replay.supervisor.node_gone("local", NodeLoss("cannot start"), replay.now)
-    replay.after(20)
-    assert replay.outcome() == (Status.FAILED, 3)
-    assert not [order for order in replay.orders if isinstance(order, do.StartAlone)]
-
-
-def test_the_restart_of_a_smaller_gang_names_its_members() -> None:
-    """Views would otherwise wait forever for tasks that are no longer members."""
-    replay = replay_of("worker:0", "worker:1", "worker:2", max_restarts=0, min_workers=2)
-    replay.exits("worker:2", killed=signal.SIGKILL).ended("worker:0", "worker:1").gather().begin(2)
-    replay.exits("worker:1", 42).ended("worker:0").gather()
-    assert replay.last(ev.Restarting).members == ("worker:0", "worker:1")
 
 
 def test_a_stopped_process_is_the_cause_where_the_start_deadline_passes_at_the_same_moment() -> (
     None
 ):
     replay = replay_of("worker:0", "worker:1", start_deadline_s=FROZEN_S)
-    replay.says("worker:0", "waiting_for_peers")
-    replay.supervisor.froze("worker:1", 1, signal.SIGSTOP, replay.now)
+    replay.says("worker:0", "waiting_for_peers").froze("worker:1")
     replay.after(FROZEN_S).ended("worker:0", "worker:1").gather()
     assert replay.cause()["kind"] == "frozen"
     assert replay.supervisor.next_attempt is not None

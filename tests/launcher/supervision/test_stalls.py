@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from tests.launcher.supervision.story import EXECUTE, IN_FIT, stack
 
@@ -133,23 +135,34 @@ def test_tasks_that_train_together(
     assert found.tasks.keys() == positions.keys()
 
 
-def test_a_stopped_task_comes_before_all_others() -> None:
-    stopped = Position(Activity.STOPPED, why="by SIGSTOP")
-    positions = {"worker:0": position_of(SLEEPS), "worker:1": stopped}
-    assert explain(positions, together=True).what == "worker:1 was stopped by SIGSTOP"
+CHIEF_JOINS = stack(f"{EXECUTE}:9", "/home/me/train.py:30 coordinator.join()")
 
 
-def test_a_task_that_has_ended_is_named_if_the_others_wait_in_a_collective() -> None:
-    positions = {"worker:1": position_of(EVALUATES)}
-    found = explain(positions, ended=["worker:0"], together=True)
-    assert found.what == "worker:0 has ended; worker:1 waits in an all-reduce"
-    assert found.tasks == {"worker:1": "waits in an all-reduce"}
-
-
-def test_tasks_that_do_not_train_together_wait_for_nobody() -> None:
-    chief = stack(f"{EXECUTE}:9", "/home/me/train.py:30 coordinator.join()")
-    found = explain({"chief:0": position_of(chief)}, together=False)
-    assert found.what == "chief:0 waits in train.py:30 `coordinator.join`"
+@pytest.mark.parametrize(
+    ("positions", "facts", "line"),
+    [
+        (
+            {"worker:0": position_of(SLEEPS), "worker:1": Position(Activity.STOPPED, why="by it")},
+            {"together": True},
+            "worker:1 was stopped by it",
+        ),
+        (
+            {"worker:1": position_of(EVALUATES)},
+            {"together": True, "ended": ["worker:0"]},
+            "worker:0 has ended; worker:1 waits in an all-reduce",
+        ),
+        (
+            {"chief:0": position_of(CHIEF_JOINS)},
+            {"together": False},
+            "chief:0 waits in train.py:30 `coordinator.join`",
+        ),
+    ],
+    ids=["stopped", "ended", "not together"],
+)
+def test_who_is_stopped_or_has_ended_comes_before_who_waits(
+    positions: dict[str, Position], facts: dict[str, Any], line: str
+) -> None:
+    assert explain(positions, **facts).what == line
 
 
 def test_many_places_are_counted() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import signal
+from typing import Any
 
+import pytest
 from tests.launcher.supervision.story import Replay, replay_of
 
 from tfcluster.rundir import events as ev
@@ -90,34 +92,28 @@ def test_a_tuner_that_joins_too_late_is_stopped_with_the_chief() -> None:
 
 
 def test_a_tuner_that_still_works_has_time_to_end() -> None:
-    replay = (
-        search(finish_grace_s=60)
-        .says("worker:1", "waiting_for_peers")
-        .says("worker:1", "task_ready")
-    )
+    replay = search(finish_grace_s=60).joined("worker:1")
     replay.exits("worker:0").exits("chief:0").after(59)
     assert replay.stopped() == []
     replay.exits("worker:1")
     assert replay.outcome() == (Status.SUCCEEDED, 0)
 
 
-def test_the_reason_for_a_failed_search_is_reported_as_the_cause() -> None:
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [(0, None), (1, {"exception": "IndexError", "message": "no best trial"})],
+)
+def test_the_reason_for_a_failed_search_is_reported_as_the_cause(
+    code: int, error: dict[str, Any] | None
+) -> None:
     replay = search("chief:0", "worker:0").exits("worker:0")
     replay.says("chief:0", "verdict", ok=False, reason="all 3 trials of the search failed")
-    replay.exits(
-        "chief:0", 1, error={"exception": "IndexError", "message": "no best trial"}
-    ).gather()
+    replay.exits("chief:0", code, error=error).gather()
     assert replay.outcome() == (Status.FAILED, 1)
     assert "all 3 trials" in replay.cause()["reason"]
 
 
 # -- restarts
-
-
-def test_a_tuner_killed_during_a_trial_restarts_alone() -> None:
-    replay = search().exits("worker:1", killed=signal.SIGKILL).after(2)
-    assert replay.last(ev.Restarting).task == "worker:1"
-    assert replay.stopped() == []
 
 
 def test_a_tuner_preempted_repeatedly_without_a_trial_is_given_up() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from tests.launcher.conftest import plan_of
+from tests.launcher.conftest import moved, plan_of
 from tests.launcher.supervision.story import Replay
 
 from tfcluster.kinds import get
@@ -22,17 +22,14 @@ WHY = f"{FAR} cannot be reached: ssh: connect to host {FAR} port 22: Connection 
 
 def plan_with_far(task: str, *tasks: str, kind: Any = "training", **supervision: Any) -> Plan:
     """Return a plan whose `task` is on another machine."""
-    plan = plan_of(*tasks, kind=kind)
-    nodes = (*plan.nodes, replace(plan.nodes[0], name=FAR, backend="ssh"))
-    placed = tuple(replace(t, node=FAR if str(t.id) == task else t.node) for t in plan.tasks)
-    return replace(plan, nodes=nodes, tasks=placed, supervision=Supervision(**supervision))
+    plan = moved(plan_of(*tasks, kind=kind), task, to=FAR)
+    return replace(plan, supervision=Supervision(**supervision))
 
 
 def after_a_loss(plan: Plan) -> Replay:
     """Return a run that has lost the far node, and whose checkpoints are gathered."""
     replay = Replay(plan)
-    replay.supervisor.node_lost(FAR, NodeLoss("no answer"), replay.now)
-    replay._take()
+    replay.loses(FAR, "no answer")
     replay.ended(*[m.name for m in replay.supervisor.gang if m.is_running and m.is_core])
     return replay.gather(7)
 
@@ -55,11 +52,8 @@ def test_each_attempt_that_cannot_reach_a_node_counts_and_backs_off() -> None:
     not_reached(replay)
     assert replay.outcome() == (Status.FAILED, 3)
     assert (replay.cause()["task"], replay.cause()["reason"]) == ("worker:1", WHY)
-    outcome = replay.supervisor.outcome
-    assert outcome is not None
-    assert outcome.error is not None
-    assert WHY in outcome.error.message
-    assert "supervision.max_restarts = 3 is used up" in outcome.error.message
+    assert WHY in replay.error()
+    assert "supervision.max_restarts = 3 is used up" in replay.error()
 
 
 def test_a_node_that_is_reached_in_a_later_attempt_is_part_of_it() -> None:
@@ -80,30 +74,24 @@ def test_a_gang_that_may_shrink_goes_on_at_once() -> None:
 def test_a_run_whose_scheduler_gives_it_another_node_goes_back_at_once() -> None:
     replay = Replay(plan_with_far("worker:1"))
     replay.supervisor.restarting.can_come_back = True
-    replay.supervisor.node_lost(FAR, NodeLoss("no answer"), replay.now)
-    replay._take()
-    replay.ended("worker:0").gather(7)
+    replay.loses(FAR, "no answer").ended("worker:0").gather(7)
     assert replay.supervisor.patience_s(FAR) == 0.0
     not_reached(replay)
-    outcome = replay.supervisor.outcome
-    assert outcome is not None
+    outcome = replay.end()
     assert outcome.comes_back
 
 
 def test_a_gang_does_not_wait_for_a_node_that_has_only_its_evaluator() -> None:
     tasks = ("worker:0", "worker:1", "evaluator:0")
     replay = Replay(plan_with_far("evaluator:0", *tasks))
-    replay.supervisor.node_lost(FAR, NodeLoss("no answer"), replay.now)
-    replay.exits("worker:1", killed=9).ended("worker:0").gather(7)
+    replay.loses(FAR, "no answer").exits("worker:1", killed=9).ended("worker:0").gather(7)
     assert replay.supervisor.patience_s(FAR) == 0.0
     assert not_reached(replay).last(ev.Restarting).members == ("worker:0", "worker:1")
 
 
 def test_a_task_that_restarts_alone_has_attempts_of_its_own() -> None:
     replay = Replay(plan_with_far("worker:1", kind="plain", max_restarts=2))
-    replay.supervisor.node_lost(FAR, NodeLoss("no answer"), replay.now)
-    replay._take()
-    replay.after(1.0)
+    replay.loses(FAR, "no answer").after(1.0)
     assert replay.supervisor.patience_s(FAR) == REACH_S
     assert [o.attempt for o in replay.orders if isinstance(o, do.StartAlone)] == [2]
     not_reached(replay).after(60.0)

@@ -46,14 +46,20 @@ def unpack(made: bundle.Bundle, cache: Path) -> Path:
     return folder
 
 
-def test_an_old_run_folder_is_removed_once_its_agent_has_ended(tmp_path: Path) -> None:
-    for run in ("ended", "lost yesterday", "running"):
-        (tmp_path / "nodes" / run / "gpu1" / "work").mkdir(parents=True)
-        aged(tmp_path / "nodes" / run, 1 if "yesterday" in run else UNUSED_DAYS + 1)
+def test_entries_unused_for_long_are_removed_unless_an_agent_uses_them(tmp_path: Path) -> None:
+    (tmp_path / "files").mkdir()
+    ages = {"old": UNUSED_DAYS + 1, "young": UNUSED_DAYS - 1}
+    ages |= {"half.partial": 2, "coming.partial": 0, "running": UNUSED_DAYS + 1, "lost": 1}
+    entries = ["files/old", "files/young", "files/half.partial", "files/coming.partial"]
+    entries += ["bundles/old", "bundles/young", "nodes/old", "nodes/running", "nodes/lost"]
+    for entry in entries:
+        path = tmp_path / entry
+        path.write_bytes(b"x") if entry.startswith("files") else (path / "in").mkdir(parents=True)
+        aged(path, ages[path.name])
     CacheUse(str(tmp_path / "bundles" / "b"), str(tmp_path / "nodes" / "running")).on_time(1.0)
     prune(str(tmp_path))
-    kept = sorted(path.name for path in (tmp_path / "nodes").iterdir())
-    assert kept == ["lost yesterday", "running"]
+    kept = {"files/young", "files/coming.partial", "bundles/young", "nodes/running", "nodes/lost"}
+    assert {str(path.relative_to(tmp_path)) for path in tmp_path.glob("*/*")} == kept
 
 
 def test_a_bundle_is_intact_if_its_content_matches_its_name(
@@ -75,6 +81,11 @@ def test_the_real_bundle_has_the_digest_that_a_node_computes(tmp_path: Path) -> 
     assert bootstrap.is_intact(str(unpack(real, tmp_path / "far")))
 
 
+def test_an_incomplete_bundle_is_an_error(made: bundle.Bundle, tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="is incomplete"):
+        bootstrap._unpack(made.zip_bytes, str(tmp_path / ("0" * 16)))
+
+
 @pytest.mark.parametrize("damage", ["cut", "gone", "more"])
 def test_a_damaged_bundle_is_replaced(made: bundle.Bundle, tmp_path: Path, damage: str) -> None:
     folder = unpack(made, tmp_path)
@@ -87,11 +98,6 @@ def test_a_damaged_bundle_is_replaced(made: bundle.Bundle, tmp_path: Path, damag
             (folder / "agent/tfcluster/b.py").write_bytes(b"print('not ours')")
     assert unpack(made, tmp_path) == folder
     assert bootstrap.is_intact(str(folder))
-
-
-def test_an_incomplete_bundle_is_an_error(made: bundle.Bundle, tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="is incomplete"):
-        bootstrap._unpack(made.zip_bytes, str(tmp_path / ("0" * 16)))
 
 
 def test_other_users_cannot_read_the_bundle(tmp_path: Path) -> None:
@@ -114,26 +120,6 @@ def test_other_users_cannot_read_the_bundle(tmp_path: Path) -> None:
     found = [cache, *(path for path in cache.rglob("*") if "__pycache__" not in path.parts)]
     modes = {stat.S_IMODE(path.stat().st_mode) for path in found}
     assert modes == {0o700, 0o600}
-
-
-def test_entries_unused_for_long_are_removed(tmp_path: Path) -> None:
-    files, bundles = tmp_path / "files", tmp_path / "bundles"
-    files.mkdir()
-    bundles.mkdir()
-    for folder in ("old", "young"):
-        (bundles / folder / "agent").mkdir(parents=True)
-    for name in ("old", "young", "half.partial", "coming.partial"):
-        (files / name).write_bytes(b"x")
-    (tmp_path / "nodes").mkdir()
-    for path in (files / "old", bundles / "old", tmp_path / "nodes"):
-        aged(path, UNUSED_DAYS + 1)
-    for path in (files / "young", bundles / "young"):
-        aged(path, UNUSED_DAYS - 1)
-    aged(files / "half.partial", 2)
-    prune(str(tmp_path))
-    remaining = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.glob("*/*"))
-    assert remaining == ["bundles/young", "files/coming.partial", "files/young"]
-    assert (tmp_path / "nodes").is_dir()
 
 
 def test_pruning_does_not_delay_the_end_of_a_run(tmp_path: Path) -> None:

@@ -6,16 +6,12 @@ import json
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
-from tests.launcher.agent.conftest import Rig, kill, wait_until
+from tests.launcher.agent.conftest import NewRig, Rig, kill, wait_until
 
-from tfcluster.agent import catalogue as msg
-from tfcluster.agent.net.ports import PortHolder, remove_left
+from tfcluster.agent.net.ports import remove_left
 from tfcluster.agent.node import probe
 
 LISTEN = """
@@ -79,30 +75,8 @@ def test_ports_are_chosen_from_the_range_of_the_spec(rig: Rig) -> None:
     assert (taken["type"], taken["port"]) == ("port_taken", 0)
 
 
-def test_a_drawn_port_whose_lock_another_run_has_is_drawn_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A `plain` run gives its ports back just before its tasks use them."""
-    locks, asked = tmp_path / "ports", list[int]()
-    lock = PortHolder._lock
-
-    def is_another_runs(holder: PortHolder, port: int) -> int | None:
-        asked.append(port)
-        return None if len(asked) < 3 else lock(holder, port)
-
-    monkeypatch.setattr(PortHolder, "_lock", is_another_runs)
-    recorder: Any = SimpleNamespace(add_file=lambda path: None, drop_file=lambda path: None)
-    holder = PortHolder(str(locks), {"pid": 1, "run_id": "r", "node": "n"}, recorder)
-
-    held = holder.hold([msg.PortRequest(task="worker:0", host="h", port=0)])
-
-    assert held == {"worker:0": asked[2]}
-    assert len(set(asked)) == 3
-    holder.release()
-
-
 def test_a_port_that_another_run_holds_is_reported_with_its_holder(
-    new_rig: Callable[..., Rig], rig: Rig
+    new_rig: NewRig, rig: Rig
 ) -> None:
     port = free_port()
     assert hold(rig, port) == {"type": "ports_held", "ports": {"worker:0": port}, "n": 1}
@@ -168,14 +142,6 @@ def test_ports_are_free_after_the_agent_is_killed(rig: Rig) -> None:
     kill(rig.pid)
     wait_until(lambda: can_bind(ports["worker:0"]))
     wait_until(lambda: not list((rig.folder / "ports").iterdir()))
-
-
-def test_holding_again_moves_the_task_to_its_new_port(rig: Rig) -> None:
-    first = hold(rig, 0)["ports"]
-    assert isinstance(first, dict)
-    port = free_port()
-    assert hold(rig, port)["ports"] == {"worker:0": port}
-    assert can_bind(first["worker:0"])
 
 
 def test_a_stale_lock_file_is_ignored(rig: Rig) -> None:

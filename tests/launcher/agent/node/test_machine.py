@@ -59,10 +59,7 @@ def test_a_missing_folder_is_writable_if_its_parent_is(tmp_path: Path) -> None:
     ],
 )
 def test_gpus_are_read_from_the_answer_of_nvidia_smi(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    says: str,
-    expected: tuple[list[str], str],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: str, expected: tuple[list[str], str]
 ) -> None:
     smi = tmp_path / "nvidia-smi"
     smi.write_text(f"#!/bin/sh\n{says}\n")

@@ -4,40 +4,18 @@ from __future__ import annotations
 
 import errno
 import os
-import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.launcher.agent.conftest import Rig, children_of, is_alive, kill, wait_until
+from tests.launcher.agent.conftest import NewRig, Rig, children_of, is_alive, kill, wait_until
 from tests.launcher.agent.test_old_python import find_python39
 
 from tfcluster.agent.node.namespaces import why_refused
 
-LISTEN = """
-import os, socket, sys, time
-s = socket.socket()
-s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-s.bind(("0.0.0.0", int(sys.argv[1])))
-s.listen()
-os.write(1, b"listening\\n")
-time.sleep(300)
-"""
-TALK = """
-import socket, sys
-socket.create_connection(("127.0.0.1", int(sys.argv[1])), 5).close()
-"""
 NETWORK = "readlink /proc/self/ns/net"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("0.0.0.0", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 WITHOUT_RIGHTS = """#!/bin/sh
@@ -54,7 +32,7 @@ def pythons() -> dict[str, str]:
 
 
 @pytest.fixture(params=[*pythons(), "without rights"])
-def private(request: pytest.FixtureRequest, new_rig: Callable[..., Rig], tmp_path: Path) -> Rig:
+def private(request: pytest.FixtureRequest, new_rig: NewRig, tmp_path: Path) -> Rig:
     python = pythons().get(request.param)
     if python is None:
         wrapper = tmp_path / "without-rights"
@@ -76,25 +54,6 @@ def prepare(rig: Rig, *argv: str) -> str:
         return "start_failed"
     assert rig.exited("prepare")["exit_code"] == 0
     return rig.log("prepare").read_text()
-
-
-def test_tasks_can_be_reached_only_by_each_other(private: Rig) -> None:
-    port = free_port()
-    private.peer.send("hold_ports", ports=[{"task": "w:0", "host": "localhost", "port": port}])
-    assert private.peer.take("ports_held", "port_taken")["ports"] == {"w:0": port}
-    private.start_python(LISTEN, str(port), task="w:0")
-    wait_until(lambda: private.log("w:0").read_text() == "listening\n")
-    with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", port), 5)
-    private.start_python(TALK, str(port), task="w:1")
-    assert private.exited("w:1")["exit_code"] == 0, private.log("w:1").read_text()
-
-
-def test_a_port_taken_in_the_host_network_is_free_in_the_private_one(private: Rig) -> None:
-    with socket.create_server(("0.0.0.0", 0)) as taken:
-        port = taken.getsockname()[1]
-        private.peer.send("hold_ports", ports=[{"task": "w:0", "host": "localhost", "port": port}])
-        assert private.peer.take("ports_held", "port_taken")["type"] == "ports_held"
 
 
 def test_prepare_runs_in_the_host_s_network_as_a_normal_task(private: Rig) -> None:
@@ -122,19 +81,6 @@ def test_a_prepare_step_ends_when_agent_or_guard_is_killed(private: Rig, victim:
     kill(private.pid if victim == "agent" else private.guard_pid)
     wait_until(lambda: not any(map(is_alive, pids)))
     wait_until(lambda: not is_alive(private.pid))
-
-
-def test_without_root_a_user_namespace_keeps_file_owners(private: Rig) -> None:
-    private.start("sh", "-c", "readlink /proc/self/ns/user; id -u; id -g")
-    private.start("sh", "-c", "touch written", task="w:1", cwd=str(private.folder))
-    private.exited("w:1")
-    private.exited()
-    namespace, *ids = private.log().read_text().split()[:3]
-    assert ids == [str(os.geteuid()), str(os.getegid())]
-    same = namespace == os.readlink("/proc/self/ns/user")
-    is_root = os.geteuid() == 0 and Path(private.python).name != "without-rights"
-    assert same is is_root
-    assert (private.folder / "written").stat().st_uid == os.geteuid()
 
 
 @pytest.mark.parametrize(

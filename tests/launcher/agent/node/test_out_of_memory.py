@@ -178,7 +178,7 @@ def test_other_kills_have_no_out_of_memory_evidence(rig: Rig, small_cgroup: Path
     rig.peer.send("signal", tasks=["worker:0"], signal=9)
     assert rig.exited()["out_of_memory"] is None
     rig.start("sh", "-c", f"{sys.executable} -S -c 'x = bytearray(300 << 20)'; exec sleep 300")
-    rig.peer.send("stop", tasks=["worker:0"], grace_s=0, why="a test")
+    rig.stop(grace_s=0)
     exited = rig.exited()
     assert exited["ended_by"] == "tfcluster"
     assert exited["out_of_memory"] is None

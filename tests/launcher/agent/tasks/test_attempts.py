@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import sys
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -64,7 +63,7 @@ def test_the_next_attempt_starts_at_once_with_its_own_log(rig: Rig) -> None:
         start(rig, attempt, order(rig, attempt, "sh", "-c", f"echo {attempt}; exec sleep 300"))
         log = rig.folder / f"attempt-{attempt}" / "worker:0.log"
         wait_until(partial(log_has_text, log))
-        rig.peer.send("stop", tasks=["worker:0"], grace_s=5, why="a test")
+        rig.stop(grace_s=5)
         assert rig.exited()["attempt"] == attempt
     logs = [rig.folder / f"attempt-{attempt}" / "worker:0.log" for attempt in (1, 2, 3)]
     assert [log.read_text() for log in logs] == ["1\n", "2\n", "3\n"]
@@ -99,23 +98,11 @@ def test_the_tf_config_has_the_addresses_of_the_order_and_the_place_of_the_task(
     assert found["evaluator:0"]["cluster"] == {**cluster, "evaluator": ["c:3"]}
 
 
-def test_a_gang_that_exits_on_sigterm_is_restarted_without_its_grace_period(rig: Rig) -> None:
-    names = [f"worker:{i}" for i in range(4)]
-    took = []
-    for attempt in range(1, 6):
-        since = time.monotonic()
-        start(rig, attempt, *(order(rig, attempt, "sleep", "300", task=name) for name in names))
-        rig.peer.send("stop", tasks=names, grace_s=20, why="a test")
-        assert {rig.exited(name)["signal"] for name in names} == {signal.SIGTERM}
-        took.append(time.monotonic() - since)
-    assert min(took) < 15
-
-
 def test_a_stray_process_ends_before_the_next_attempt_of_its_task(rig: Rig) -> None:
     names = ("worker:0", "worker:1")
     start(rig, 1, *(daemon(rig, 1, name) for name in names))
     stray = [pid_in(rig.folder / "attempt-1" / f"{name}.log") for name in names]
-    rig.peer.send("stop", tasks=["worker:0"], grace_s=0, why="a test")
+    rig.stop(grace_s=0)
     rig.exited("worker:0")
     assert is_alive(stray[0]), "it may finish its work while the others train"
     start(rig, 2, order(rig, 2, "sleep", "300"))
@@ -125,7 +112,7 @@ def test_a_stray_process_ends_before_the_next_attempt_of_its_task(rig: Rig) -> N
 def test_a_stray_process_with_an_empty_environment_ends_after_a_gang_stop(rig: Rig) -> None:
     start(rig, 1, daemon(rig, 1, "worker:0", "no names"), order(rig, 1, "true", task="worker:1"))
     stray = pid_in(rig.folder / "attempt-1" / "worker:0.log")
-    rig.peer.send("stop", tasks=["worker:0"], grace_s=0, why="a test")
+    rig.stop(grace_s=0)
     rig.exited("worker:0")
     rig.exited("worker:1")
     start(rig, 2, order(rig, 2, "sleep", "300"), order(rig, 2, "sleep", "300", task="worker:1"))
@@ -156,24 +143,6 @@ def test_stopped_and_continued_tasks_are_reported(rig: Rig) -> None:
     assert rig.peer.take("task_thawed")["attempt"] == 1
     rig.peer.send("signal", tasks=["worker:0"], signal=int(signal.SIGSTOP))
     rig.peer.take("task_frozen")
-    rig.peer.send("stop", tasks=["worker:0"], grace_s=20, why="a test")
+    rig.stop()
     assert rig.exited()["signal"] == signal.SIGTERM
     assert not [m for m in rig.peer.messages if m["type"] == "task_thawed"]
-
-
-def test_a_stopped_task_is_killed_without_delay(rig: Rig) -> None:
-    rig.start("sleep", "300")
-    rig.peer.send("signal", tasks=["worker:0"], signal=int(signal.SIGSTOP))
-    rig.peer.take("task_frozen")
-    asked = time.monotonic()
-    rig.peer.send("stop", tasks=["worker:0"], grace_s=0, why="a test")
-    assert rig.exited()["signal"] == signal.SIGKILL
-    assert time.monotonic() - asked < 30
-
-
-def test_a_die_order_ends_the_agent_and_the_guard_ends_its_tasks(rig: Rig) -> None:
-    pid = rig.start("sleep", "300")["pid"]
-    rig.peer.send("die")
-    wait_until(lambda: not is_alive(pid))
-    wait_until(lambda: not is_alive(rig.guard_pid))
-    assert not is_alive(rig.pid)

@@ -73,27 +73,26 @@ class Job:
         return list(found.items())
 
 
+NewJob = Callable[..., Job]
+
+
 @pytest.fixture
-def job(rig: Rig) -> Callable[..., Job]:
+def job(rig: Rig) -> NewJob:
     return lambda **scripts: Job(rig, **scripts)
 
 
-def test_the_steps_of_a_child_are_those_of_the_task(job: Callable[..., Job]) -> None:
-    one = job(main=CALLS, train=TRAINS + "train('child', 7)")
-    assert one.run()["exit_code"] == 0
-    assert one.steps() == [("child", 7)]
-
-
-def test_the_last_step_of_a_killed_child_is_known(job: Callable[..., Job]) -> None:
-    kill = "os.kill(os.getpid(), 9)"
-    one = job(main=CALLS, train=TRAINS + f"train('child', 777)\n{kill}")
-    assert one.run()["exit_code"] == 256 - 9
-    assert one.events("progress")[-1]["step"] == 777
+@pytest.mark.parametrize(("end", "code"), [("", 0), ("os.kill(os.getpid(), 9)", 256 - 9)])
+def test_the_steps_of_a_child_are_those_of_the_task_even_if_it_is_killed(
+    job: NewJob, end: str, code: int
+) -> None:
+    one = job(main=CALLS, train=TRAINS + f"train('child', 777)\n{end}")
+    assert one.run()["exit_code"] == code
+    assert one.steps() == [("child", 777)]
 
 
 @pytest.mark.parametrize("main", [CALLS, "import train"])
 def test_a_step_that_is_held_back_is_known_while_the_next_one_takes_long(
-    job: Callable[..., Job], main: str
+    job: NewJob, main: str
 ) -> None:
     one = job(main=main, train=TRAINS + "train('child', 7)\nwait_for('over')")
     one.start()
@@ -103,9 +102,7 @@ def test_a_step_that_is_held_back_is_known_while_the_next_one_takes_long(
     assert one.end()["exit_code"] == 0
 
 
-def test_a_task_that_trains_itself_is_not_disturbed_by_its_children(
-    job: Callable[..., Job],
-) -> None:
+def test_a_task_that_trains_itself_is_not_disturbed_by_its_children(job: NewJob) -> None:
     main = TRAINS + "train('task', 3)\nimport subprocess\n"
     main += "subprocess.run([sys.executable, 'train.py'], check=True)\ntrain('task', 5)"
     one = job(main=main, train=TRAINS + "train('child', 7)")
@@ -113,7 +110,7 @@ def test_a_task_that_trains_itself_is_not_disturbed_by_its_children(
     assert one.steps() == [("task", 5)]
 
 
-def test_a_task_that_begins_to_train_takes_over_from_its_child(job: Callable[..., Job]) -> None:
+def test_a_task_that_begins_to_train_takes_over_from_its_child(job: NewJob) -> None:
     main = TRAINS + "import subprocess\nchild = subprocess.Popen([sys.executable, 'train.py'])\n"
     main += "wait_for('began')\ntrain('task', 5)\nopen('over', 'w')\nsys.exit(child.wait())"
     train = TRAINS + "train('child', 2)\nopen('began', 'w')\nwait_for('over')\ntrain('child', 9)"
@@ -123,7 +120,7 @@ def test_a_task_that_begins_to_train_takes_over_from_its_child(job: Callable[...
     assert one.events("progress")[-1]["metrics"] == {"task": 5}
 
 
-def test_one_child_reports_at_a_time_and_a_later_one_may_follow(job: Callable[..., Job]) -> None:
+def test_one_child_reports_at_a_time_and_a_later_one_may_follow(job: NewJob) -> None:
     main = TRAINS + "import subprocess\nbegin = lambda *a: subprocess.Popen([sys.executable, *a])\n"
     main += "first = begin('train.py', 'first')\nwait_for('first')\n"
     main += "begin('train.py', 'second').wait()\nopen('over', 'w')\nfirst.wait()\n"
@@ -151,7 +148,7 @@ def test_one_child_reports_at_a_time_and_a_later_one_may_follow(job: Callable[..
     ],
     ids=["exec", "system", "shell", "module", "fork", "spawn", "session"],
 )
-def test_a_child_may_be_started_in_many_ways(job: Callable[..., Job], start: str) -> None:
+def test_a_child_may_be_started_in_many_ways(job: NewJob, start: str) -> None:
     main = f"import os, sys\nif __name__ == '__main__':\n    exec({start!r})"
     train = TRAINS + "def go():\n    train('child', 7)\nif __name__ == '__main__':\n    go()"
     one = job(main=main, train=train)
@@ -160,9 +157,7 @@ def test_a_child_may_be_started_in_many_ways(job: Callable[..., Job], start: str
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-def test_a_pool_that_fits_models_does_not_report_for_the_task(
-    job: Callable[..., Job], method: str
-) -> None:
+def test_a_pool_that_fits_models_does_not_report_for_the_task(job: NewJob, method: str) -> None:
     """Keras's `fit` in a worker of a pool is rarely the training; to join the cluster always is."""
     main = "import multiprocessing, work\nif __name__ == '__main__':\n"
     main += f"    with multiprocessing.get_context({method!r}).Pool(1) as pool:\n"
@@ -186,9 +181,7 @@ TRAINED = "train('child', 3)\n"
 
 @pytest.mark.parametrize("train", ["", TRAINED], ids=["before", "while"])
 @pytest.mark.parametrize("main", [CALLS, CHECKS], ids=["exit code", "CalledProcessError"])
-def test_the_exception_of_a_child_is_that_of_the_task(
-    job: Callable[..., Job], main: str, train: str
-) -> None:
+def test_the_exception_of_a_child_is_that_of_the_task(job: NewJob, main: str, train: str) -> None:
     """It may be raised before or while it trains; the package `keras` attaches the hooks."""
     one = job(main=main, train=FAILS.replace("{train}", train), keras="")
     assert one.run()["exit_code"] == 1
@@ -200,7 +193,7 @@ def test_the_exception_of_a_child_is_that_of_the_task(
     assert "tfcluster_workers" not in said.partition("CalledProcessError")[0]
 
 
-def test_a_later_exception_of_the_task_itself_counts(job: Callable[..., Job]) -> None:
+def test_a_later_exception_of_the_task_itself_counts(job: NewJob) -> None:
     main = CALLS.replace("sys.exit", "print") + "raise KeyError('its own')"
     one = job(main=main, train=FAILS.replace("{train}", TRAINED), keras="")
     one.run()
@@ -208,7 +201,7 @@ def test_a_later_exception_of_the_task_itself_counts(job: Callable[..., Job]) ->
     assert error["exception"] == "KeyError"
 
 
-def test_a_child_that_failed_before_a_better_one_is_forgotten(job: Callable[..., Job]) -> None:
+def test_a_child_that_failed_before_a_better_one_is_forgotten(job: NewJob) -> None:
     main = "import subprocess, sys\nsubprocess.call([sys.executable, 'train.py'])\n"
     main += "subprocess.call([sys.executable, 'again.py'])\nsys.exit(3)"
     fails = FAILS.replace("{train}", TRAINED)
@@ -217,9 +210,7 @@ def test_a_child_that_failed_before_a_better_one_is_forgotten(job: Callable[...,
     assert one.events("task_error") == []
 
 
-def test_a_task_that_succeeds_although_its_training_failed_says_so(
-    job: Callable[..., Job],
-) -> None:
+def test_a_task_that_succeeds_although_its_training_failed_says_so(job: NewJob) -> None:
     main = CALLS.replace("sys.exit", "print")
     one = job(main=main, train=FAILS.replace("{train}", TRAINED), keras="")
     assert one.run()["exit_code"] == 0
@@ -241,7 +232,7 @@ os._exit(0)
 @pytest.mark.parametrize("who", ["task", "child"])
 @pytest.mark.parametrize(("then", "is_doubtful"), [("", True), ("doubts.fit_ends(None)", False)])
 def test_a_process_that_ends_inside_of_fit_is_known(
-    job: Callable[..., Job], who: str, then: str, is_doubtful: bool
+    job: NewJob, who: str, then: str, is_doubtful: bool
 ) -> None:
     script = TRAINS + IN_FIT.format(then=then)
     one = job(main=script) if who == "task" else job(main=CALLS, train=script)
@@ -250,14 +241,14 @@ def test_a_process_that_ends_inside_of_fit_is_known(
     assert one.events("doubt") == [{"type": "doubt", "about": "fit"}] * is_doubtful
 
 
-def test_a_helper_whose_failure_the_script_handles_is_no_concern(job: Callable[..., Job]) -> None:
+def test_a_helper_whose_failure_the_script_handles_is_no_concern(job: NewJob) -> None:
     main = CALLS.replace("sys.exit", "print")
     one = job(main=main, train=FAILS.replace("{train}", ""), keras="")
     assert one.run()["exit_code"] == 0
     assert (one.events("task_error"), one.events("note")) == ([], [])
 
 
-def test_a_task_that_leaves_its_training_behind_says_so(job: Callable[..., Job]) -> None:
+def test_a_task_that_leaves_its_training_behind_says_so(job: NewJob) -> None:
     main = TRAINS + "import subprocess\nsubprocess.Popen([sys.executable, 'train.py'])\n"
     one = job(
         main=main + "wait_for('began')",
@@ -267,7 +258,7 @@ def test_a_task_that_leaves_its_training_behind_says_so(job: Callable[..., Job])
     assert "before its child process, which trains, had ended" in str(one.events("note"))
 
 
-def test_a_child_that_saves_its_state_gets_the_whole_grace_period(job: Callable[..., Job]) -> None:
+def test_a_child_that_saves_its_state_gets_the_whole_grace_period(job: NewJob) -> None:
     """The script that started it ends with SIGTERM at once."""
     train = TRAINS + "import signal\ndef save(*_):\n    time.sleep(1)\n    open('saved', 'w')\n"
     train += "    os._exit(0)\nsignal.signal(signal.SIGTERM, save)\ntrain('child', 1)\n"
@@ -275,14 +266,14 @@ def test_a_child_that_saves_its_state_gets_the_whole_grace_period(job: Callable[
     one = job(main=CALLS, train=train)
     one.start()
     one.await_log("trains")
-    one.rig.peer.send("stop", tasks=["worker:0"], grace_s=60, why="a test")
+    one.rig.stop(grace_s=60)
     assert one.end()["signal"] == signal.SIGTERM
     assert (one.folder / "saved").exists()
     assert len(one.events("saves_on_sigterm")) == 1
 
 
 @pytest.mark.parametrize("stderr", ["None", "subprocess.DEVNULL"], ids=["shown", "captured"])
-def test_the_stacks_of_a_task_are_those_of_its_child(job: Callable[..., Job], stderr: str) -> None:
+def test_the_stacks_of_a_task_are_those_of_its_child(job: NewJob, stderr: str) -> None:
     main = CALLS.replace("'train.py']", f"'train.py'], stderr={stderr}")
     train = TRAINS + TRAINED + "print('waits', flush=True)\nwait_for('finish')"
     one = job(main=main, train=train)
@@ -307,7 +298,7 @@ while not os.path.exists("finish"):
 """
 
 
-def test_a_child_without_hooks_that_uses_tensorflow_is_named(job: Callable[..., Job]) -> None:
+def test_a_child_without_hooks_that_uses_tensorflow_is_named(job: NewJob) -> None:
     main = CALLS.replace("sys.executable, ", "sys.executable, '-E', ")
     one = job(main=main, train=UNHOOKED)
     one.start()
@@ -318,7 +309,7 @@ def test_a_child_without_hooks_that_uses_tensorflow_is_named(job: Callable[..., 
     assert one.end()["exit_code"] == 0
 
 
-def test_no_other_process_reports_for_a_task(job: Callable[..., Job]) -> None:
+def test_no_other_process_reports_for_a_task(job: NewJob) -> None:
     one = job(main=TRAINS + "print('up', flush=True)\nwait_for('finish')")
     one.start()
     one.await_log("up")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -30,22 +29,23 @@ def memory_of(pid: int) -> tuple[int, int]:
     return int(facts["VmRSS"].split()[0]), int(facts["VmHWM"].split()[0])
 
 
-def test_ten_megabytes_without_a_newline_are_kept(rig: Rig) -> None:
-    rig.start_python("import sys; sys.stdout.write('x' * 10_000_000); sys.stdout.flush()")
-    assert rig.exited()["exit_code"] == 0
-    assert rig.log().read_bytes() == b"x" * 10_000_000
-
-
-def test_binary_output_is_kept(rig: Rig) -> None:
-    rig.start_python("import os\nfor _ in range(64): os.write(1, bytes(range(256)) * 16)")
-    rig.exited()
-    assert rig.log().read_bytes() == bytes(range(256)) * 16 * 64
-
-
-def test_the_last_output_before_a_kill_is_kept(rig: Rig) -> None:
-    rig.start_python("import os; os.write(1, b'y' * 500_000); os.kill(os.getpid(), 9)")
-    assert rig.exited()["signal"] == 9
-    assert rig.log().read_bytes() == b"y" * 500_000
+@pytest.mark.parametrize(
+    ("code", "output", "number"),
+    [
+        ("os.write(1, b'x' * 10_000_000)", b"x" * 10_000_000, None),
+        (
+            "for _ in range(64): os.write(1, bytes(range(256)) * 16)",
+            bytes(range(256)) * 16 * 64,
+            None,
+        ),
+        ("os.write(1, b'y' * 500_000); os.kill(os.getpid(), 9)", b"y" * 500_000, 9),
+    ],
+    ids=["without a newline", "binary", "before a kill"],
+)
+def test_all_output_is_kept(rig: Rig, code: str, output: bytes, number: int | None) -> None:
+    rig.start_python(f"import os\n{code}")
+    assert rig.exited()["signal"] == number
+    assert rig.log().read_bytes() == output
 
 
 @pytest.mark.slow
@@ -53,12 +53,10 @@ def test_four_tasks_with_much_output_lose_nothing_and_cost_no_memory(rig: Rig) -
     count = 200_000
     before, _ = memory_of(rig.pid)
     names = [f"worker:{i}" for i in range(4)]
-    started = time.monotonic()
     for name in names:
         rig.start_python(WRITE_LINES, name, str(count), task=name)
     for name in names:
         assert rig.exited(name)["exit_code"] == 0
-    took = time.monotonic() - started
     for name in names:
         lines = rig.log(name).read_bytes().splitlines()
         assert len(lines) == count
@@ -66,24 +64,6 @@ def test_four_tasks_with_much_output_lose_nothing_and_cost_no_memory(rig: Rig) -
                    for i, line in enumerate(lines))  # fmt: skip
     _, peak = memory_of(rig.pid)
     assert peak - before < 2048
-    # The benchmark measures the real figure (`make bench`); this only catches gross failures.
-    assert took < 10 * cat_merging(names, count, rig.folder / "merged") + 10
-
-
-def cat_merging(names: list[str], count: int, target: Path) -> float:
-    """Return the seconds that four writers and four `cat`s need for the same lines."""
-    started = time.monotonic()
-    processes = []
-    with target.open("ab") as merged:
-        for name in names:
-            argv = [sys.executable, "-S", "-c", WRITE_LINES, name, str(count)]
-            writer = subprocess.Popen(argv, stdout=subprocess.PIPE)
-            processes += [writer, subprocess.Popen(["cat"], stdin=writer.stdout, stdout=merged)]
-            assert writer.stdout is not None
-            writer.stdout.close()
-        for process in processes:
-            assert process.wait() == 0
-    return time.monotonic() - started
 
 
 @pytest.fixture

@@ -116,9 +116,7 @@ def test_pauses_stay_short_with_more_than_a_trickle(loop: Loop) -> None:
         assert loop.pipes.pause_ends_at == at + SHORTEST_PAUSE_S
 
 
-def test_a_small_pipe_that_fills_is_read_without_a_pause(
-    loop: Loop,
-) -> None:
+def test_a_small_pipe_that_fills_is_read_without_a_pause(loop: Loop) -> None:
     loop.pipes.discard(loop.pipe)
     size = fcntl.fcntl(loop.pipe, F_SETPIPE_SZ, 4096)
     loop.pipes.add(loop.pipe, loop._drain)

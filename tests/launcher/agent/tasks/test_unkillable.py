@@ -48,7 +48,7 @@ def freezer() -> Iterator[Freezer]:
 def test_an_unkillable_task_is_reported_once_and_its_end_later(rig: Rig, freezer: Freezer) -> None:
     pid = rig.start("sleep", "300")["pid"]
     freezer.freeze(pid)
-    rig.peer.send("stop", tasks=["worker:0"], grace_s=0.1, why="a test")
+    rig.stop(grace_s=0.1)
     reported = rig.peer.take("unkillable")
     assert (reported["task"], reported["attempt"], reported["pids"]) == ("worker:0", 1, [pid])
     assert rig.start("true", task="worker:1")["type"] == "task_started", (

@@ -112,25 +112,6 @@ def test_nothing_is_due_when_nothing_runs(busy: FakeTask) -> None:
     assert (while_running is None, meter.due_at) == (False, None)
 
 
-def test_foreign_processes_are_read_once_and_a_task_s_each_time(
-    busy: FakeTask, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    meter = UsageMeter()
-    meter.begin(busy)  # type: ignore[arg-type]
-    meter.sample([busy])  # type: ignore[list-item]
-    read: list[str] = []
-    stat = meter._stat
-
-    def noting(name: str) -> list[bytes]:
-        read.append(name)
-        return stat(name)
-
-    monkeypatch.setattr(meter, "_stat", noting)
-    meter.sample([busy])  # type: ignore[list-item]
-    assert str(busy.pid) in read
-    assert str(os.getpid()) not in read
-
-
 class FakeProc:
     """A /proc with processes of the test's choice."""
 
