@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
 
@@ -35,7 +36,7 @@ from tfcluster.ui.panels import (
     status_panel,
     tasks_grid,
 )
-from tfcluster.ui.plan_view import start_panel
+from tfcluster.ui.plan_view import describe_ports, start_panel
 from tfcluster.ui.render import Facts, Grid, Panel, part_lines, plain_text, render, screen_text
 from tfcluster.ui.terminal import Terminal
 
@@ -117,6 +118,11 @@ def running_run() -> RunSnapshot:
     return run
 
 
+def grid_of(run: RunSnapshot) -> Grid:
+    parts = status_panel(run, PATHS, now=START + 10).parts
+    return next(part for part in parts if isinstance(part, Grid))
+
+
 def test_ended_tasks_show_their_mean_speed_and_running_tasks_the_current_one() -> None:
     ended, running = failed_run(), running_run()
     for task in (*ended.tasks, *running.tasks):
@@ -124,8 +130,7 @@ def test_ended_tasks_show_their_mean_speed_and_running_tasks_the_current_one() -
     closing = tasks_grid(ended)
     place = closing.headers.index("steps/s")
     assert [row[place] for row in closing.rows] == ["17.5", "17.5"]
-    status = status_panel(running, PATHS, now=START + 10)
-    grid = next(part for part in status.parts if isinstance(part, Grid))
+    grid = grid_of(running)
     place = grid.headers.index("steps/s")
     assert [row[place] for row in grid.rows] == ["41.2", "41.1"]
 
@@ -134,11 +139,7 @@ def test_the_gpus_that_tensorflow_registers_are_a_column_where_there_are_any() -
     run = running_run()
     for devices, shown in ((["CPU"], None), (["CPU", "GPU H200", "GPU H200"], "2 × H200")):
         run.tasks[0].devices = devices
-        grid = next(
-            part
-            for part in status_panel(run, PATHS, now=START + 10).parts
-            if isinstance(part, Grid)
-        )
+        grid = grid_of(run)
         assert ("GPUs" in grid.headers) == (shown is not None)
         assert shown is None or grid.rows[0][grid.headers.index("GPUs")] == shown
 
@@ -200,21 +201,6 @@ def test_render_is_plain_without_a_screen(open_screen: OpenScreen) -> None:
     assert render(panel, Terminal(io.StringIO(), io.StringIO())) == "title\n  name  value"
     assert render(panel, Terminal(screen, screen, environ={"NO_COLOR": "1"})).startswith("title ──")
     assert render(panel, Terminal(screen, screen, environ={"CI": "1"})) == "title\n  name  value"
-
-
-def test_a_run_without_a_diagnosis_has_no_root_cause() -> None:
-    assert root_cause_panel(running_run(), PATHS) is None
-
-
-def test_warnings_are_sanitized() -> None:
-    run = failed_run()
-    run.warnings = ["\x1b[2Jgone\x07"]
-    assert "warning: gone␇" in plain_text(closing_panel(run, PATHS), 80)
-
-
-def test_prune_is_named_only_above_ten_gigabytes() -> None:
-    below = plain_text(closing_panel(failed_run(), PATHS, home_bytes=9_000_000_000), 80)
-    assert "prune" not in below
 
 
 def test_a_hundred_tasks_are_counted_not_listed() -> None:
@@ -293,4 +279,16 @@ def test_the_closing_panel_has_results_and_the_command_for_curves() -> None:
     assert facts["speed"].endswith("1,318 examples/s on average, first step after 6.2 s")
     assert facts["progress"].endswith("epoch 3/10, step 1,200 of 4,000")
     assert facts["curves"].endswith("tfcluster tensorboard k7f3")
-    assert "curves" not in plain_text(closing_panel(run, PATHS), 80)
+    without = plain_text(closing_panel(run, PATHS, home_bytes=9_000_000_000), 80)
+    assert "curves" not in without
+    assert "prune" not in without, "it is named above ten gigabytes"
+
+
+def test_the_line_about_ports_names_those_that_other_machines_can_reach() -> None:
+    assert describe_ports(plan(), [0, 0]).startswith("2 ports, chosen at start: TensorFlow listens")
+    assert describe_ports(plan(), [2223, 2222]).startswith(
+        "2222, 2223: TensorFlow listens on every"
+    )
+    assert describe_ports(plan(), range(3000, 3100)).startswith("100 ports, 3000 to 3099: ")
+    private = replace(plan(), nodes=tuple(replace(n, network="private") for n in plan().nodes))
+    assert describe_ports(private, [2222, 2223]).startswith("none: ")
