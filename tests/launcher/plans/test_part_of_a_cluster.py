@@ -63,16 +63,14 @@ def test_an_unknown_task_is_refused(name: str) -> None:
 
 def test_the_tf_config_of_a_part_is_that_of_the_whole_cluster(whole: Plan) -> None:
     joined = keep_tasks(whole, OUR_TASKS)
+    assert tuple(task.id for task in joined.tasks) == OUR_TASKS
+    assert [node.name for node in joined.nodes] == ["local"]
+    assert (joined.chief, joined.by_hand) == (TaskId("chief", 0), ())
+    assert [held.task for held in hold_ports(joined, "local").ports] == list(map(str, OUR_TASKS))
+    assert from_json(Plan, json.loads(json.dumps(to_json(joined)))) == joined
     held = Attempt(joined, 1, OUR_TASKS, {task.id: task.port for task in joined.tasks})
     for task in OUR_TASKS:
         assert build(held, task) == build(fixed(whole), task)
-
-
-def test_only_the_kept_tasks_are_started(whole: Plan) -> None:
-    joined = keep_tasks(whole, OUR_TASKS)
-    assert tuple(task.id for task in joined.tasks) == OUR_TASKS
-    assert [node.name for node in joined.nodes] == ["local"]
-    assert joined.chief == TaskId("chief", 0)
 
 
 def test_a_cluster_with_a_port_that_is_not_fixed_is_refused_on_any_machine(
@@ -87,11 +85,6 @@ def test_a_plain_job_needs_no_port(plan_of: Planner) -> None:
     job = {"script": "train.py", "kind": "plain"}
     whole = plan_of({"cluster": {"worker": [f"{THIS_HOST}:0", f"{OTHER_HOST}:0"]}, "job": job})
     assert len(keep_tasks(whole, [TaskId("worker", 0)]).tasks) == 1
-
-
-def test_a_part_is_the_same_after_it_is_saved_and_loaded(whole: Plan) -> None:
-    joined = keep_tasks(whole, OUR_TASKS)
-    assert from_json(Plan, json.loads(json.dumps(to_json(joined)))) == joined
 
 
 def test_parameter_servers_need_storage_that_all_machines_share(
@@ -162,16 +155,11 @@ def test_a_task_started_by_hand_gets_the_port_that_is_held_for_it(plan_of: Plann
     assert [held.task for held in order.ports] == ["worker:0", "worker:1"]
     attempt = Attempt(plan, 1, (first,), {first: 4000, second: 4001})
     assert build(attempt, first)["cluster"] == {"worker": ["127.0.0.1:4000", "127.0.0.1:4001"]}
+    with pytest.raises(UsageError, match="worker:1 is not started from here"):
+        parse(["kill worker:1 at step 5"], plan)
     loaded = from_json(Plan, json.loads(json.dumps(to_json(plan))))
     assert [task.id for task in loaded.by_hand] == [second]
     assert "elsewhere" not in to_json(plan_of())
-
-
-def test_a_machine_that_joins_holds_only_its_own_ports(plan_of: Planner) -> None:
-    cluster = {"worker": ["127.0.0.1:2222", "127.0.0.1:2223"]}
-    joined = keep_tasks(plan_of({"cluster": cluster}), [TaskId("worker", 0)])
-    assert joined.by_hand == ()
-    assert [held.task for held in hold_ports(joined, "local").ports] == ["worker:0"]
 
 
 @pytest.mark.parametrize(
@@ -217,17 +205,3 @@ def test_an_evaluator_whose_chief_is_started_by_hand_needs_shared_storage(
     assert not [
         *find(Planned(spec_of(sections), exclude_tasks(whole, [TaskId("worker", 1)]), machine))
     ]
-
-
-def test_a_parameter_server_started_by_hand_on_this_machine_needs_no_shared_storage(
-    plan_of: Planner, spec_of: Any, machine: PlanContext
-) -> None:
-    sections = {"cluster": {"chief": 1, "worker": 1, "ps": 1}}
-    plan = exclude_tasks(plan_of(sections), [TaskId("ps", 0)])
-    assert not [*find(Planned(spec_of(sections), plan, machine))]
-
-
-def test_a_fault_in_a_task_started_by_hand_is_refused(plan_of: Planner) -> None:
-    plan = exclude_tasks(plan_of(), [TaskId("worker", 1)])
-    with pytest.raises(UsageError, match="worker:1 is not started from here"):
-        parse(["kill worker:1 at step 5"], plan)
