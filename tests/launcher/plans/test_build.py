@@ -440,3 +440,14 @@ def test_files_with_secrets_are_not_sent_to_other_hosts(
     assert withheld(env_file=".env") == (f"{SPEC_DIR}/.env",)
     assert withheld(env={"API_KEY": "written"}) == (f"{SPEC_DIR}/spec.json",)
     assert withheld(env={"API_KEY": "written"}, not_secret=["API_KEY"]) == ()
+
+
+def test_the_users_tf_use_legacy_keras_is_kept(plan_of: Planner) -> None:
+    plan = plan_of({"job": {"env": {"TF_USE_LEGACY_KERAS": "0"}}})
+    assert env(plan)["TF_USE_LEGACY_KERAS"] == "0"
+
+
+def test_another_prepare_step_gets_its_own_arguments_only(plan_of: Planner) -> None:
+    prepare = {"module": "data.prepare", "args": ["--all"]}
+    plan = plan_of({"job": {"args": ["--dataset", "mnist"], "prepare": prepare}})
+    assert plan.prepare["local"].argv[2:] == ("data.prepare", "--all")

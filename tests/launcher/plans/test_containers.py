@@ -100,3 +100,8 @@ def test_a_bucket_is_not_mounted(plan_of: Planner) -> None:
     plan = plan_of({"runtime": runtime, "checkpoints": {"dir": "gs://exp/7"}})
     assert {(c.data_dir, c.shared_dir) for c in containers(plan)} == {(None, None)}
     assert variable(plan, "worker:0", "TFDS_DATA_DIR") == "gs://sets/all"
+
+
+def test_all_gpus_of_a_remote_machine_are_not_listed(plan_of: Planner) -> None:
+    plan = plan_of(DOCKER | {"resources": {"gpus": "all"}}, gpus=())
+    assert [container.gpus for container in containers(plan)] == ["all", "all"]

@@ -205,3 +205,11 @@ def test_an_evaluator_whose_chief_is_started_by_hand_needs_shared_storage(
     assert not [
         *find(Planned(spec_of(sections), exclude_tasks(whole, [TaskId("worker", 1)]), machine))
     ]
+
+
+def test_a_parameter_server_started_by_hand_on_this_machine_needs_no_shared_storage(
+    plan_of: Planner, spec_of: Any, machine: PlanContext
+) -> None:
+    sections = {"cluster": {"chief": 1, "worker": 1, "ps": 1}}
+    plan = exclude_tasks(plan_of(sections), [TaskId("ps", 0)])
+    assert not [*find(Planned(spec_of(sections), plan, machine))]

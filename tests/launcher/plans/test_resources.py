@@ -208,3 +208,9 @@ def test_gpus_requested_by_one_task_are_not_given_to_another(
 def test_tasks_that_share_a_gpu_allocate_memory_on_demand() -> None:
     assert shared_gpus([(0, 1), (1, 2), None]) == {1}
     assert gpu_env((1,), shared=True)["TF_FORCE_GPU_ALLOW_GROWTH"] == "true"
+
+
+def test_an_evaluator_gets_no_gpu_of_another_task() -> None:
+    ids = tasks("worker:0", "evaluator:0")
+    found = divide_gpus(ids, (0, 1), None, {ids[0]: (0, 1)})
+    assert found[ids[1]] == ()

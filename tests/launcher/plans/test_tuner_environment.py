@@ -87,3 +87,7 @@ def test_only_the_port_of_the_oracle_must_be_fixed(plan_of: Planner) -> None:
     assert fixed(plan_of(SEARCH | {"cluster": cluster})).ports[TaskId("chief", 0)] == 8000
     with pytest.raises(ValueError, match="no port yet for chief:0"):
         fixed(plan_of(SEARCH))
+
+
+def test_the_strategy_in_the_spec_is_kept(plan_of: Planner) -> None:
+    assert plan_of(SEARCH | {"strategy": {"name": "mirrored"}}).strategy == "mirrored"

@@ -349,3 +349,21 @@ def test_metrics_of_the_end_of_an_epoch_stay_until_the_next_one(
     assert (task.step, task.epoch, task.metrics) == (13, 2, {"loss": 0.4} | late)
     replay(state, paths, [step("worker:0", 1, metrics={"mae": 1.0})])  # another training
     assert state.task("worker:0").metrics == {"mae": 1.0}
+
+
+def test_a_run_that_ends_because_a_node_stays_away_has_lost_its_tasks(
+    state: RunSnapshot, paths: RunPaths
+) -> None:
+    state.task("worker:1").node = "far"
+    lost = ev.NodeLost(node="far", reason="no answer")
+    restart = ev.Restarting(reason="worker:1: no answer", attempt=2, of=2)
+    end = ev.RunFinished(status="failed", exit_code=3)
+    replay(state, paths, [*STARTED, lost, EXITED, restart, end])
+    assert tasks(state) == {"worker:0": "stopped", "worker:1": "lost"}
+    assert state.nodes == {"local": "gone", "far": "gone"}
+
+
+def test_tasks_that_train_alone_have_their_own_speeds(state: RunSnapshot, paths: RunPaths) -> None:
+    alone = [step("worker:0", 5, steps_per_second=20.0), step("worker:1", 6, steps_per_second=9.0)]
+    replay(state, paths, [*STARTED, *alone])
+    assert [task.steps_per_second for task in state.tasks] == [20.0, 9.0]

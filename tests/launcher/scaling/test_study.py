@@ -53,14 +53,6 @@ def test_cells_of_predicted_numbers_only_test_the_prediction() -> None:
     assert [(p.workers, p.rate) for p in found.predictions] == [(4, 1e8), (4, 1e9)]
 
 
-def test_a_held_out_cell_does_not_change_the_fit() -> None:
-    cells = [cell(1, None, 0.05), *(cell(2, r, 0.05 + ring_s(2, r)) for r in (1e8, 1e9))]
-    wrong = cell(4, 1e9, 99.0)
-    found = analyse("demo", [*cells, wrong], cores=8, predict=(4,))
-    assert found.reached("RING") == pytest.approx(1.0)
-    assert found.held_out_error == pytest.approx(1.0, abs=0.01)
-
-
 def test_workers_that_need_more_cores_than_there_are_compute_longer_and_are_marked() -> None:
     alone = cell(1, None, 0.05, busy_cores=1.0)
     found = analyse("demo", [alone, cell(4, 1e9, 0.2, busy_cores=0.5)], cores=2)
@@ -68,12 +60,6 @@ def test_workers_that_need_more_cores_than_there_are_compute_longer_and_are_mark
     assert found.cells[1].compute_s == pytest.approx(0.1)
     assert found.cells[1].is_crowded
     assert any("need more than the 2 cores" in note for note in found.notes)
-
-
-def test_a_short_computation_may_wait_for_a_core() -> None:
-    alone = cell(1, None, 0.001, busy_cores=1.0)
-    found = analyse("demo", [alone, cell(4, 1e9, 0.2, busy_cores=0.2)], cores=2)
-    assert not found.cells[1].is_crowded
 
 
 def test_workers_that_keep_all_cores_busy_are_marked() -> None:
@@ -105,11 +91,6 @@ def test_an_unknown_volume_is_fitted_and_said() -> None:
     assert any("does not report the size" in note for note in found.notes)
 
 
-def test_one_rate_is_said_to_be_too_few() -> None:
-    found = analyse("demo", [cell(1, None, 0.05), cell(2, 1e9, 0.1)], cores=4)
-    assert any("cannot be told apart" in note for note in found.notes)
-
-
 def test_too_few_cells_for_an_interval_are_said() -> None:
     notes = study((2,)).notes
     assert any("no interval" in note for note in notes)
@@ -132,3 +113,16 @@ def test_the_json_has_every_cell_fit_and_prediction() -> None:
     assert data["fits"]["RING"]["reached_rate"] == pytest.approx(0.9)
     assert {p["workers"] for p in data["predictions"]} == {4, 8}
     assert data["gradient_bytes"] == VOLUME
+
+
+def test_a_held_out_cell_does_not_change_the_fit() -> None:
+    cells = [cell(1, None, 0.05), *(cell(2, r, 0.05 + ring_s(2, r)) for r in (1e8, 1e9))]
+    wrong = cell(4, 1e9, 99.0)
+    found = analyse("demo", [*cells, wrong], cores=8, predict=(4,))
+    assert found.reached("RING") == pytest.approx(1.0)
+    assert found.held_out_error == pytest.approx(1.0, abs=0.01)
+
+
+def test_one_rate_is_said_to_be_too_few() -> None:
+    found = analyse("demo", [cell(1, None, 0.05), cell(2, 1e9, 0.1)], cores=4)
+    assert any("cannot be told apart" in note for note in found.notes)
