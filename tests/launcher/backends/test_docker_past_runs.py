@@ -104,10 +104,12 @@ def test_a_silent_daemon_is_one_error_and_no_other_is_left_unread(
     assert unread == []
 
 
-def test_docker_is_not_asked_if_it_was_never_used(home: Path) -> None:
+def test_docker_is_not_asked_if_it_was_never_used_or_only_by_a_live_run(home: Path) -> None:
     assert past_runs.find_leftovers() == past_runs.Found()
     assert past_runs.find_leftovers_of("a") == past_runs.Found()
     assert past_runs.forget_removed("a") == []
+    note("a")
+    assert past_runs.find_leftovers() == past_runs.Found(), "its run is in progress"
     assert asked(home) == []
 
 
@@ -119,12 +121,6 @@ def test_leftovers_of_a_dead_coordinator_are_found_and_those_of_others_are_not(h
     assert (leftovers.run_id, leftovers.names) == ("a", ("a-worker-0", "a"))
     assert len(asked(home)) == 2  # containers and networks of one daemon, once for both runs
     assert noted(home) == ["a"], "the daemon has nothing of run c"
-
-
-def test_docker_is_not_asked_about_a_run_in_progress(home: Path) -> None:
-    note("a")
-    assert past_runs.find_leftovers() == past_runs.Found()
-    assert asked(home) == []
 
 
 def test_leftovers_are_searched_for_on_the_daemon_that_the_run_used(

@@ -43,13 +43,6 @@ class Clock:
 
 
 @pytest.fixture
-def chief(tmp_path: Path) -> Path:
-    folder = tmp_path / "chief"
-    folder.mkdir()
-    return folder
-
-
-@pytest.fixture
 def clock() -> Clock:
     return Clock()
 

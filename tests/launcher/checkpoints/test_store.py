@@ -21,18 +21,6 @@ from tfcluster.checkpoints.store import (
 from .files import delete_prefix, latest, write_hdf5, write_keras, write_prefix, write_saved_model
 
 
-@pytest.fixture
-def chief(tmp_path: Path) -> Path:
-    folder = tmp_path / "chief"
-    folder.mkdir()
-    return folder
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return tmp_path / "store"
-
-
 def complete(chief: Path) -> tuple[Checkpoint, ...]:
     return find(scan(chief), None)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import subprocess
 import sys
 from collections.abc import Callable
@@ -54,15 +53,13 @@ def tfcluster(folder: Path, fork_server: ForkServer) -> Tfcluster:
     return run
 
 
-def test_the_table_goes_to_stdout(tfcluster: Tfcluster) -> None:
+def test_the_table_goes_to_stdout_and_nothing_is_started(
+    folder: Path, tfcluster: Tfcluster
+) -> None:
     result = tfcluster("plan", "--python", sys.executable)
     assert (result.returncode, result.stderr) == (0, "")
     assert "worker:1  local  127.0.0.1:2223" in result.stdout
     assert f"{sys.executable} (--python)" in result.stdout
-
-
-def test_nothing_is_started_and_no_run_is_made(folder: Path, tfcluster: Tfcluster) -> None:
-    tfcluster("plan")
     assert not (folder / "home").exists()
 
 
@@ -85,26 +82,6 @@ def test_one_task_is_printed_as_a_runnable_script(folder: Path, tfcluster: Tfclu
     assert "# job.env" in result.stdout
 
 
-@pytest.mark.parametrize("columns", [30, 200])
-def test_plan_works_at_any_terminal_width(
-    folder: Path, fork_server: ForkServer, columns: int
-) -> None:
-    reader, writer = pty.openpty()
-    env = environ(folder) | {"COLUMNS": str(columns)}
-    done = fork_server.start(["plan"], cwd=folder, env=env, stdout=writer, stderr=writer)
-    os.close(writer)
-    shown = b""
-    while True:
-        try:
-            block = os.read(reader, 65536)
-        except OSError:  # on Linux: the last writer has closed its end
-            break
-        shown += block
-    os.close(reader)
-    assert done.wait() == 0
-    assert b"127.0.0.1:2223" in shown
-
-
 @pytest.mark.parametrize(
     ("args", "message"),
     [
@@ -114,6 +91,7 @@ def test_plan_works_at_any_terminal_width(
         (("env", "tfcluster.json", "ps:0"), "the plan has no task ps:0"),
         (("env", "tfcluster.json", "worker:0", "--set", 'cluster={"worker":2}'), "fixed"),
         (("plan", "--set", "job.env.A=null"), "export A="),
+        (("plan", "--python", "no/python"), "no/python (--python)"),
     ],
 )
 def test_a_mistake_exits_with_2_and_a_fix(
@@ -123,12 +101,6 @@ def test_a_mistake_exits_with_2_and_a_fix(
     assert (result.returncode, result.stdout) == (2, "")
     assert message in result.stderr
     assert "Traceback" not in result.stderr
-
-
-def test_a_missing_python_exits_with_2(folder: Path, tfcluster: Tfcluster) -> None:
-    result = tfcluster("plan", "--python", "no/python")
-    assert result.returncode == 2
-    assert f"there is no Python at {folder}/no/python (--python)" in result.stderr
 
 
 # A case → the spec (FIXED with changes), options, and the exit code of both commands.
@@ -188,10 +160,6 @@ def test_exports_start_a_task_by_hand(folder: Path) -> None:
     assert values == "it's $HOME|s3cret|worker:1"
     assert json.loads(config)["cluster"] == FIXED["cluster"]
     assert done.returncode == 0
-
-
-def test_exports_hold_no_secret(tfcluster: Tfcluster) -> None:
-    assert "s3cret" not in tfcluster("env", "tfcluster.json", "worker:0").stdout
 
 
 def test_hosts_of_the_command_line_replace_those_of_the_spec(

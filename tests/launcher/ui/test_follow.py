@@ -97,22 +97,6 @@ def test_finish_shows_all_remaining_output(
     assert sorted(err.splitlines()) == ["goodbye", "mind the gap"]
 
 
-def test_lines_are_shown_as_they_come(
-    paths: RunPaths, write_log: Write, capfd: pytest.CaptureFixture[str]
-) -> None:
-    view = RunView(paths, Terminal(environ={}))
-    view.start()
-    time.sleep(0.5)
-    for new_file_too in ("worker:0", "worker:0", "worker:1"):
-        write_log(new_file_too, b"here\n")
-        started, shown = time.monotonic(), ""
-        while "here" not in shown:
-            shown += capfd.readouterr().out
-            assert time.monotonic() - started < 30
-            time.sleep(0.01)
-    view.finish()
-
-
 def test_a_task_s_end_is_shown_after_its_last_line(paths: RunPaths, write_log: Write) -> None:
     both = io.StringIO()
     write_log("worker:0", b"last words")

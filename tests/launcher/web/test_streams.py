@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tests.launcher.conftest import MakeRun
 
-from tfcluster.rundir import registry, run_writer
+from tfcluster.rundir import registry
 from tfcluster.rundir.events import Progress, Warned
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.run_writer import to_line
@@ -22,7 +22,7 @@ from tfcluster.web import streams
 from tfcluster.web.run_data import RunIndex
 from tfcluster.web.streams import Streams
 
-from .conftest import Write
+from .conftest import Write, change
 
 Frame = tuple[str, Any]
 HANG_S = 30.0
@@ -73,12 +73,6 @@ def progress(step: int) -> bytes:
 
 def warning(seq: int, text: str = "careful") -> bytes:
     return to_line(Warned(message=text), seq=seq, time=100.0)
-
-
-def change(paths: RunPaths, edit: Callable[[RunSnapshot], None]) -> None:
-    state = registry.load(paths)
-    edit(state)
-    assert run_writer.write_json(paths.state, state.to_json())
 
 
 def finish(state: RunSnapshot) -> None:
