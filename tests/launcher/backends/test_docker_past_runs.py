@@ -13,13 +13,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.launcher.backends.test_docker import BARE
 
 from tfcluster.backends import past_runs
 from tfcluster.backends.base import RunContext
 from tfcluster.backends.docker import client as docker_client
 from tfcluster.backends.docker.docker_nodes import DockerNodes
 from tfcluster.errors import SetupError
-from tfcluster.plans.plan import Container, Interpreter, NodePlan
 
 GONE = f"{socket.gethostname()}/{os.getuid()}/1/1"
 CLIENT = """#!/bin/sh
@@ -82,13 +82,6 @@ def test_a_silent_daemon_is_one_error_and_no_other_is_left_unread(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     change_daemon(monkeypatch, "unix:///away")
-    worker = NodePlan(
-        name="worker-0",
-        backend="docker",
-        interpreter=Interpreter("python3", "the image's"),
-        workdir="~/work",
-        container=Container("image:1"),
-    )
     unread: list[str] = []
 
     async def scenario() -> None:
@@ -96,7 +89,7 @@ def test_a_silent_daemon_is_one_error_and_no_other_is_left_unread(
             lambda loop, found: unread.append(found["message"])
         )
         with pytest.raises(SetupError, match="Cannot connect"):
-            async with DockerNodes([worker], RunContext("run", home)):
+            async with DockerNodes([BARE], RunContext("run", home)):
                 pass
         gc.collect()
 

@@ -216,9 +216,7 @@ def test_names_that_are_not_utf_8_are_gathered(chief: Path, gatherer: Gatherer) 
 GATHER = """
 import itertools, sys
 from pathlib import Path
-from tfcluster.checkpoints.copying import CancelledError
 from tfcluster.checkpoints.gatherer import Gatherer
-from tfcluster.checkpoints.copying import LocalSource
 from tfcluster.checkpoints.store import Store
 clock = itertools.count(0, 2).__next__
 gatherer = Gatherer(Path(sys.argv[1]), Store(Path(sys.argv[2]), keep=3), clock=clock)
@@ -427,9 +425,7 @@ def test_an_estimator_that_restarts_and_rewrites_its_graph_loses_nothing(
 FILL_A_SMALL_DISK = """
 import sys
 from pathlib import Path
-from tfcluster.checkpoints.copying import CancelledError
 from tfcluster.checkpoints.gatherer import Gatherer
-from tfcluster.checkpoints.copying import LocalSource
 from tfcluster.checkpoints.store import Store
 
 gatherer = Gatherer(Path(sys.argv[1]), Store(Path(sys.argv[2])))

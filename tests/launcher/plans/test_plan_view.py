@@ -6,10 +6,12 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.launcher.conftest import plan_of as plan_with
 
 from tfcluster.errors import InterpreterError
 from tfcluster.plans.plan import (
@@ -36,24 +38,15 @@ def a_plan() -> Plan:
         EnvVar("KEY", "s3cret", "job.secrets, the launcher's value", secret=True),
     )
     command = Command(("/bin/echo", "a b", "$HOME"), env, "/", ("TF_CONFIG",))
-    return Plan(
-        name="demo",
+    python = Interpreter("/v/bin/python", "$VIRTUAL_ENV", "3.11.7", {"tensorflow": "2.21.0"})
+    return replace(
+        plan_with("worker:0", name="demo"),
         spec_path="/x/demo.json",
-        kind="training",
-        strategy="multi_worker_mirrored",
-        nodes=(
-            NodePlan(
-                "local",
-                "local",
-                Interpreter("/v/bin/python", "$VIRTUAL_ENV", "3.11.7", {"tensorflow": "2.21.0"}),
-                "/",
-            ),
-        ),
+        nodes=(NodePlan("local", "local", python, "/"),),
         tasks=(TaskPlan(WORKER, "local", "127.0.0.1", 0, command, cores=(0, 1), gpus=()),),
         prepare={"local": command},
         supervision=Supervision(run_deadline_s=5.0),
         checkpoints=CheckpointPlan(outputs=("*.png",)),
-        hooks=True,
         settings={"communication": "RING"},
         notes=("mind the gap",),
     )

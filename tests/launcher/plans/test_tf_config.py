@@ -3,47 +3,29 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.launcher.conftest import plan_of
 
 from tfcluster.plans.plan import (
     CheckpointPlan,
-    Command,
     Kind,
     Plan,
-    Supervision,
     TaskId,
-    TaskPlan,
 )
 from tfcluster.plans.tf_config import Attempt, build, environment, fixed
 
 
 def a_plan(*tasks: str, kind: Kind = "training", directory: str | None = None) -> Plan:
     """Return a plan of these tasks, each on its own port."""
-    ids = [TaskId.parse(task) for task in tasks]
-    return Plan(
-        name="p",
-        spec_path=None,
-        kind=kind,
-        strategy="multi_worker_mirrored",
-        nodes=(),
-        tasks=tuple(
-            TaskPlan(
-                id=task,
-                node="local",
-                host="127.0.0.1",
-                port=2222 + place,
-                command=Command((), (), "/"),
-                in_cluster=task.job != "evaluator",
-            )
-            for place, task in enumerate(ids)
-        ),
-        prepare={},
-        supervision=Supervision(),
-        checkpoints=CheckpointPlan(dir=directory),
-        hooks=True,
+    plan = plan_of(*tasks, kind=kind)
+    placed = tuple(
+        replace(task, port=2222 + place, in_cluster=task.id.job != "evaluator")
+        for place, task in enumerate(plan.tasks)
     )
+    return replace(plan, tasks=placed, checkpoints=CheckpointPlan(dir=directory))
 
 
 def config(plan: Plan, task: str, *, without: str | None = None) -> dict[str, Any]:

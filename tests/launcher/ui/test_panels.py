@@ -14,16 +14,14 @@ from typing import TextIO
 
 import pyte
 import pytest
+from tests.launcher.conftest import plan_of
 
 from tfcluster.plans.plan import (
-    CheckpointPlan,
     Command,
     Interpreter,
     NodePlan,
     Plan,
-    Supervision,
     TaskId,
-    TaskPlan,
 )
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.snapshot import RunSnapshot, TaskSnapshot
@@ -56,20 +54,12 @@ def plan() -> Plan:
         {"tensorflow": "2.21.0", "keras": "3.15.1", "tf-keras": "2.21.0", "numpy": "2.4.0"},
     )
     command = Command(("python", "train.py"), (), "/home/anna/mnist")
-    return Plan(
-        name="mnist-2w",
+    made = plan_of(name="mnist-2w")
+    return replace(
+        made,
         spec_path="/home/anna/mnist/tfcluster.json",
-        kind="training",
-        strategy="multi_worker_mirrored",
         nodes=(NodePlan("local", "local", python, "/home/anna/mnist"),),
-        tasks=tuple(
-            TaskPlan(TaskId("worker", index), "local", "127.0.0.1", 0, command, cores=(index,))
-            for index in range(2)
-        ),
-        prepare={},
-        supervision=Supervision(),
-        checkpoints=CheckpointPlan(),
-        hooks=True,
+        tasks=tuple(replace(t, command=command, cores=(t.id.index,)) for t in made.tasks),
         settings={"communication": "RING"},
         notes=("Keras 3 fails across workers, so tf_keras is used (TF_USE_LEGACY_KERAS=1)",),
     )
@@ -205,12 +195,8 @@ def test_render_is_plain_without_a_screen(open_screen: OpenScreen) -> None:
 
 def test_a_hundred_tasks_are_counted_not_listed() -> None:
     small = plan()
-    many = tuple(
-        TaskPlan(TaskId("worker", i), "local", "127.0.0.1", 0, small.tasks[0].command)
-        for i in range(100)
-    )
-    values = {name: getattr(small, name) for name in Plan.__dataclass_fields__}
-    shown = plain_text(start_panel(Plan(**(values | {"tasks": many})), PATHS), 80)
+    many = tuple(replace(small.tasks[0], id=TaskId("worker", i)) for i in range(100))
+    shown = plain_text(start_panel(replace(small, tasks=many), PATHS), 80)
     assert len(shown.splitlines()) < 25
     assert "local    100" in shown
 
