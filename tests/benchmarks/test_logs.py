@@ -29,29 +29,14 @@ def test_whole_lines_of_each_launcher_are_recognized(prefix: str) -> None:
     assert _found(_merged(prefix)) == (0, 0)
 
 
-def test_a_missing_line_is_lost() -> None:
-    assert _found(_merged("")[1:]) == (1, 0)
-
-
-def test_a_line_cut_in_two_is_lost_and_its_halves_are_torn() -> None:
-    first, *others = _merged("")
-    assert _found([first[:20], b"\n", first[20:], *others]) == (1, 2)
-
-
-def test_two_joined_lines_are_lost_and_torn() -> None:
+def test_lines_that_are_lost_torn_or_mixed_are_counted() -> None:
     first, second, *others = _merged("")
-    assert _found([first[:-1], second, *others]) == (2, 1)
-
-
-def test_a_line_under_another_worker_s_name_is_lost_and_mixed() -> None:
+    assert _found([second, *others]) == (1, 0), "one is missing"
+    assert _found([first[:20], b"\n", first[20:], second, *others]) == (1, 2), "one is cut in two"
+    assert _found([first[:-1], second, *others]) == (2, 1), "two are joined"
+    assert _found([first, second, *others, first]) == (0, 1), "one comes twice"
     first, *others = _merged("worker:{} │ ")
-    assert _found([first.replace(b"worker:0", b"worker:1"), *others]) == (1, 1)
-
-
-def test_a_duplicate_line_counts_as_mixed_but_not_as_lost() -> None:
-    lines = _merged("")
-    assert _found([*lines, lines[0]]) == (0, 1)
-
-
-def test_lines_of_honcho_itself_are_not_counted() -> None:
-    assert _found([*_merged(""), b"09:45:03 system | w0.1 started (pid=7)\n"]) == (0, 0)
+    wrong = first.replace(b"worker:0", b"worker:1")
+    assert _found([wrong, *others]) == (1, 1), "one has the name of another worker"
+    honcho = b"09:45:03 system | w0.1 started (pid=7)\n"
+    assert _found([*_merged(""), honcho]) == (0, 0), "it is a line of honcho itself"

@@ -45,17 +45,12 @@ def test_written_values_are_read_back(tmp_path: Path) -> None:
     assert header == "metric,arm,quantity,run,value,unit,commit,versions,command"
 
 
-def test_a_report_keeps_the_prose_around_it(tmp_path: Path, docs: Path) -> None:
+def test_a_report_shows_figures_bars_and_commands(tmp_path: Path, docs: Path) -> None:
     report([_measured(tmp_path, tfcluster=[1, 2, 3], torchrun=[8, 8, 8])], docs)
     page = (docs / "benchmarks.md").read_text()
     assert page.startswith(f"# Benchmarks\n\nBefore.\n\n{BEGIN}\n")
     assert page.endswith(f"{END}\n\nAfter.\n")
     assert "old" not in page
-
-
-def test_a_report_shows_figures_bars_and_commands(tmp_path: Path, docs: Path) -> None:
-    report([_measured(tmp_path, tfcluster=[1, 2, 3], torchrun=[8, 8, 8])], docs)
-    page = (docs / "benchmarks.md").read_text()
     assert "| tfcluster | 3 | **2** (1.5–2.5; 1–3) |" in page
     assert "| torchrun | 3 | 8 |" in page
     assert "| `start`: tfcluster : torchrun | **0.25 ×** |" in page
@@ -85,12 +80,6 @@ def test_repeating_a_report_changes_nothing(tmp_path: Path, docs: Path) -> None:
     first = (docs / "benchmarks.md").read_text()
     report([docs / "benchmarks" / "start.csv"], docs)
     assert (docs / "benchmarks.md").read_text() == first
-
-
-def test_metrics_published_before_stay_in_the_page(tmp_path: Path, docs: Path) -> None:
-    report([_measured(tmp_path, tfcluster=[1, 2, 3])], docs)
-    report([], docs)
-    assert "## Start" in (docs / "benchmarks.md").read_text()
 
 
 def test_a_page_without_the_markers_gets_them_at_its_end(tmp_path: Path, docs: Path) -> None:

@@ -30,20 +30,8 @@ KOREAN = sorted((DOCS / "ko").glob("*.md"))
 BLOCKS = [block for page in PAGES if page not in KOREAN for block in blocks(page)]
 KINDS = {"console", "output", "python", "json", "jsonc", "yaml", "diff", "text", "sh"}
 OTHER_PROGRAMS = {
-    *(
-        "docker",
-        "docker-compose",
-        "kubectl",
-        "sbatch",
-        "salloc",
-        "cat",
-        "eval",
-        ".",
-        "cd",
-        "ssh",
-        "pip",
-        ".ci/run",
-    )
+    *("docker", "docker-compose", "kubectl", "sbatch", "salloc"),
+    *("cat", "eval", ".", "cd", "ssh", "pip", ".ci/run"),
 }
 """Programs that are not ours, whose options no test knows."""
 FILES = {

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from tfcluster.agent import budgets
-from tfcluster.rundir.events import Progress
-from tfcluster.rundir.snapshot import TaskSnapshot
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("*_specs/*.md")])
@@ -119,14 +116,6 @@ def test_every_tool_is_described_on_a_job_s_page(tool: str) -> None:
     assert tool in runnable()
     pages = [page for page in INDEX.parent.glob("*.md") if page != INDEX]
     assert any(f"tfcluster_workers.jobs.{tool}" in page.read_text() for page in pages)
-
-
-def test_examples_per_second_is_documented_as_shown_and_as_a_field_of_the_json() -> None:
-    page = (ROOT / "docs/guides/your_own_script.md").read_text()
-    assert "**examples/s**" in page
-    assert "examples_per_second" in {field.name for field in fields(TaskSnapshot)}
-    assert "examples_per_second" in Progress.fields
-    assert "`examples_per_second`" in page
 
 
 def test_the_page_of_limits_has_every_budget_with_its_value() -> None:

@@ -6,7 +6,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -30,6 +30,16 @@ from tfcluster.rundir.states import Status
 
 PlanOf = Callable[..., Plan]
 MakeRun = Callable[..., RunPaths]
+Tfcluster = Callable[..., "Done"]
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The exit code and the output of a command."""
+
+    code: int
+    out: str
+    err: str
 
 
 @pytest.fixture(autouse=True)
@@ -132,3 +142,19 @@ def make_run(home_dir: Path) -> MakeRun:
         return found
 
     return make
+
+
+@pytest.fixture
+def tfcluster(
+    home_dir: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Tfcluster:
+    """Return a function that runs a command line in this process."""
+    from tfcluster.cli.main import main
+
+    def run(*args: str) -> Done:
+        monkeypatch.setattr(sys, "argv", ["tfcluster", *args])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return Done(int(ended.value.code or 0), *capfd.readouterr())
+
+    return run

@@ -19,7 +19,7 @@ import tfcluster
 from tfcluster import functions
 from tfcluster.agent import budgets
 from tfcluster.discovery.machine_facts import gather
-from tfcluster.errors import FunctionError, InterpreterError, UsageError
+from tfcluster.errors import FunctionError, InterpreterError
 from tfcluster.nodes import code_sync
 from tfcluster.plans.keras_settings import needs_tensorflow
 from tfcluster.plans.placement import place_tasks
@@ -46,15 +46,12 @@ def test_the_folder_lasts_as_long_as_the_run(tmp_path: Path) -> None:
         assert folder.stat().st_mode & 0o777 == 0o700
         assert placed.name == "sum"
     assert list(tmp_path.iterdir()) == []
-
-
-def test_other_files_of_tfcluster_in_the_workdir_stay(tmp_path: Path) -> None:
     schema = tmp_path / ".tfcluster" / "spec-v1.schema.json"
     schema.parent.mkdir()
     schema.touch()
     with functions.package(sum, ([1],)):
         pass
-    assert list(schema.parent.iterdir()) == [schema]
+    assert list(schema.parent.iterdir()) == [schema], "other files there stay"
 
 
 def test_files_that_the_user_lists_are_sent_and_gathered_besides_its_own(tmp_path: Path) -> None:
@@ -128,12 +125,6 @@ def test_what_is_too_large_is_named(tmp_path: Path) -> None:
     with pytest.raises(FunctionError, match=r"takes 64 MiB, most of it kwargs\['data'\]") as raised:
         functions.package(print, (b"x",), {"data": data}).__enter__()
     assert raised.value.fix == "save the data to a file and pass its path"
-
-
-def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    (tmp_path / ".tfcluster").touch()
-    with pytest.raises(FunctionError, match="cannot be written to"):
-        functions.package(print).__enter__()
 
 
 def test_another_minor_version_is_refused_before_the_start(tmp_path: Path) -> None:
@@ -225,6 +216,8 @@ def test_the_value_of_the_chief_is_read_from_the_run_folder(tmp_path: Path) -> N
     content = pickle.dumps({"loss": 0.5})
     paths = returned(tmp_path, {"python": list(sys.version_info[:2]), "content": content})
     assert functions.value(paths) == {"loss": 0.5}
+    with pytest.raises(FunctionError, match="run-2 has no value of the chief"):
+        functions.value(RunPaths(tmp_path / "run-2"))
 
 
 @pytest.mark.parametrize(
@@ -238,16 +231,6 @@ def test_the_value_of_the_chief_is_read_from_the_run_folder(tmp_path: Path) -> N
 def test_a_value_that_cannot_be_read(tmp_path: Path, record: dict[str, Any], message: str) -> None:
     with pytest.raises(FunctionError, match=message):
         functions.value(returned(tmp_path, record))
-
-
-def test_a_run_without_a_value(tmp_path: Path) -> None:
-    with pytest.raises(FunctionError, match="run-1 has no value of the chief"):
-        functions.value(RunPaths(tmp_path / "run-1"))
-
-
-def test_a_script_gets_no_kwargs() -> None:
-    with pytest.raises(UsageError, match="kwargs are for a function; a script gets args"):
-        tfcluster.run("train.py", kwargs={"epochs": 3})
 
 
 def test_another_run_does_not_copy_the_folder(tmp_path: Path) -> None:

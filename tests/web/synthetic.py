@@ -82,7 +82,7 @@ class SyntheticRun:
             steps_per_second=1 / step_s + step % 3,
             mean_steps_per_second=1 / step_s,
             examples_per_second=64 / step_s + 5 * (step % 7),
-            mean_examples_per_second=64 / step_s,
+            mean_examples_per_second=64 / step_s + 5 * (step % 7),
         )
 
     def log(self, task: str, lines: bytes) -> None:

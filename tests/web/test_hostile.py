@@ -54,6 +54,19 @@ def test_a_name_is_only_text_on_every_page(page: Page, site: Site, name: str) ->
     assert not {"\x1b", "\u202e", "\0"} & set(shown)
 
 
+def test_a_damaged_run_is_listed_and_says_why(page: Page, site: Site) -> None:
+    run = new_run(site.home, "broken-state", started=time.time())
+    run.writer.close()
+    run.paths.state.write_text('{"run": "<b>", "tasks": 7')
+    page.open("/")
+    page.wait_for_text("#runs", "damaged")
+    page.open(f"/runs/{run.paths.run_id}")
+    page.wait_for_text("#status", "damaged")
+    page.wait_for_text("#cause", "state.json cannot be read")
+    page.wait_for_text("#log-note", "cannot be read")
+    page.browser.console.clear()  # the browser reports the 409
+
+
 def test_a_run_whose_folder_has_a_hostile_name_is_listed_and_opened(page: Page, site: Site) -> None:
     run = new_run(site.home, "plain", started=time.time())
     run.start()
@@ -69,16 +82,3 @@ def test_a_run_whose_folder_has_a_hostile_name_is_listed_and_opened(page: Page, 
     page.wait_for_text("#status", "running")
     assert odd in page.text("#facts")
     assert page.script("return window.hit") is None
-
-
-def test_a_damaged_run_is_listed_and_says_why(page: Page, site: Site) -> None:
-    run = new_run(site.home, "broken-state", started=time.time())
-    run.writer.close()
-    run.paths.state.write_text('{"run": "<b>", "tasks": 7')
-    page.open("/")
-    page.wait_for_text("#runs", "damaged")
-    page.open(f"/runs/{run.paths.run_id}")
-    page.wait_for_text("#status", "damaged")
-    page.wait_for_text("#cause", "state.json cannot be read")
-    page.wait_for_text("#log-note", "cannot be read")
-    page.browser.console.clear()  # the browser reports the 409

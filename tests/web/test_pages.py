@@ -194,34 +194,6 @@ def test_the_theme_can_be_chosen_and_stays(page: Page, home: Path) -> None:
     page.click("#theme")
 
 
-def test_a_reader_can_skip_to_the_content(page: Page, home: Path) -> None:
-    page.open("/")
-    page.type(Keys.TAB)
-    assert page.focused() == "Skip to the content"
-    page.type(Keys.ENTER)
-    assert page.focused() == "main"
-
-
-def test_a_lost_run_shows_its_last_state(page: Page, home: Path) -> None:
-    run = new_run(home, "orphan", started=time.time() - 30)
-    run.start()
-    run.train(2, 10, total=40)
-    run.writer.save()
-    page.open_run(run.paths.run_id)
-    page.wait_for_text("#status", "running")
-    run.writer.state.pid = 1 << 22  # no process has this number
-    run.writer.touch()
-    run.writer.close()
-    page.wait_for_text("#status", "lost")
-    assert "step 10/40" in page.text("#position")
-
-
-def test_no_page_for_an_unknown_run(page: Page, home: Path) -> None:
-    page.open("/runs/no-such-run")
-    assert "no-such-run" in page.text("h1")
-    page.browser.console.clear()  # the browser reports the 404
-
-
 def test_the_cookie_is_out_of_reach_of_scripts_and_other_sites(page: Page, home: Path) -> None:
     (cookie,) = page.browser.driver.get_cookies()
     assert (cookie["httpOnly"], cookie["sameSite"]) == (True, "Strict")
@@ -261,3 +233,11 @@ def test_a_page_of_an_earlier_server_says_what_to_do(
     with serve(line, "--port", port):
         page.wait_for_text("#connection", "Open the URL that `tfcluster ui` has printed")
     chromium.console.clear()
+
+
+def test_a_reader_can_skip_to_the_content(page: Page, home: Path) -> None:
+    page.open("/")
+    page.type(Keys.TAB)
+    assert page.focused() == "Skip to the content"
+    page.type(Keys.ENTER)
+    assert page.focused() == "main"

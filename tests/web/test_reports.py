@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from selenium.webdriver.common.keys import Keys
 from tests.browser import Browser
-from tests.launcher.conftest import plan_of
 
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.paths import RunPaths
@@ -124,40 +123,6 @@ def test_a_run_that_still_runs_is_shown_as_it_was(open_file: Open, tmp_path: Pat
     assert page.text("#status") == "running"
     figures = dict(zip(page.texts("#figures dt"), page.texts("#figures dd"), strict=True))
     assert figures["Elapsed"] == "1 min 40 s", "that of the report, not of its reader"
-    page.assert_readable()
-
-
-def test_a_search_has_the_curves_of_each_tuner(open_file: Open, tmp_path: Path) -> None:
-    tasks = ("chief:0", "worker:0", "worker:1")
-    plan = plan_of(*tasks, kind="tuner")
-    run = new_run(tmp_path, "search", started=time.time() - 60, tasks=tasks, plan=plan)
-    run.start()
-    run.train(2, 20)
-    run.record(
-        ev.Trial(
-            task="worker:0", attempt=1, id="07", status="COMPLETED", score=0.25, values={"u": 64}
-        )
-    )
-    run.end()
-    page = open_file("search", report(run.paths, time.time()))
-    assert "loss of worker:1" in page.texts("#charts figure")[0]
-    assert "0.25 (best)\tu 64" in page.text("#trials")
-
-
-@pytest.mark.parametrize("broken", ["state", "plan", "events"])
-def test_a_run_whose_folder_is_partly_unreadable(
-    open_file: Open, tmp_path: Path, broken: str
-) -> None:
-    run = new_run(tmp_path, "partly", started=time.time() - 60)
-    run.start()
-    run.train(2, 20, total=40)
-    run.fail()
-    getattr(run.paths, broken).write_text('{"half')
-    page = open_file(broken, report(run.paths, time.time()))
-    assert page.text("#status") == ("damaged" if broken == "state" else "failed")
-    assert ("state.json cannot be read" in page.text("#cause")) == (broken == "state")
-    assert ("plan.json cannot be read" in page.text("#plan-facts")) == (broken == "plan")
-    assert bool(page.texts("#charts figure")) == (broken != "events")
     page.assert_readable()
 
 

@@ -66,15 +66,6 @@ def test_a_run_is_stopped_with_the_keyboard(page: Page, run: InBackground) -> No
     page.wait_for_text("#timeline", "stopping the run: the page of tfcluster ui")
 
 
-def test_a_run_is_killed_at_once_where_that_is_asked_for(page: Page, run: InBackground) -> None:
-    page.open_run(run.id)
-    page.wait_for_text("#status", "running")
-    for selector in ("#stop", "#stop-now", "#stop-confirm"):
-        page.click(selector)
-    page.wait_for_text("#status", "interrupted", timeout=200)
-    assert run.state()["tasks"][0]["signal"] == 9
-
-
 def test_a_read_only_page_has_no_stop_button(
     line: CommandLine, chromium: Browser, run: InBackground
 ) -> None:
@@ -89,3 +80,12 @@ def test_a_read_only_page_has_no_stop_button(
         assert page.script(f"{stop}, {token}}}).then((answer) => answer.status)") == 403
         assert not run.is_over()
         chromium.console.clear()  # the browser reports the 403
+
+
+def test_a_run_is_killed_at_once_where_that_is_asked_for(page: Page, run: InBackground) -> None:
+    page.open_run(run.id)
+    page.wait_for_text("#status", "running")
+    for selector in ("#stop", "#stop-now", "#stop-confirm"):
+        page.click(selector)
+    page.wait_for_text("#status", "interrupted", timeout=200)
+    assert run.state()["tasks"][0]["signal"] == 9

@@ -13,13 +13,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.launcher.backends.test_docker import BARE
 
 from tfcluster.backends import past_runs
 from tfcluster.backends.base import RunContext
 from tfcluster.backends.docker import client as docker_client
 from tfcluster.backends.docker.docker_nodes import DockerNodes
 from tfcluster.errors import SetupError
-from tfcluster.plans.plan import Container, Interpreter, NodePlan
 
 GONE = f"{socket.gethostname()}/{os.getuid()}/1/1"
 CLIENT = """#!/bin/sh
@@ -82,13 +82,6 @@ def test_a_silent_daemon_is_one_error_and_no_other_is_left_unread(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     change_daemon(monkeypatch, "unix:///away")
-    worker = NodePlan(
-        name="worker-0",
-        backend="docker",
-        interpreter=Interpreter("python3", "the image's"),
-        workdir="~/work",
-        container=Container("image:1"),
-    )
     unread: list[str] = []
 
     async def scenario() -> None:
@@ -96,7 +89,7 @@ def test_a_silent_daemon_is_one_error_and_no_other_is_left_unread(
             lambda loop, found: unread.append(found["message"])
         )
         with pytest.raises(SetupError, match="Cannot connect"):
-            async with DockerNodes([worker], RunContext("run", home)):
+            async with DockerNodes([BARE], RunContext("run", home)):
                 pass
         gc.collect()
 
@@ -104,10 +97,12 @@ def test_a_silent_daemon_is_one_error_and_no_other_is_left_unread(
     assert unread == []
 
 
-def test_docker_is_not_asked_if_it_was_never_used(home: Path) -> None:
+def test_docker_is_not_asked_if_it_was_never_used_or_only_by_a_live_run(home: Path) -> None:
     assert past_runs.find_leftovers() == past_runs.Found()
     assert past_runs.find_leftovers_of("a") == past_runs.Found()
     assert past_runs.forget_removed("a") == []
+    note("a")
+    assert past_runs.find_leftovers() == past_runs.Found(), "its run is in progress"
     assert asked(home) == []
 
 
@@ -119,12 +114,6 @@ def test_leftovers_of_a_dead_coordinator_are_found_and_those_of_others_are_not(h
     assert (leftovers.run_id, leftovers.names) == ("a", ("a-worker-0", "a"))
     assert len(asked(home)) == 2  # containers and networks of one daemon, once for both runs
     assert noted(home) == ["a"], "the daemon has nothing of run c"
-
-
-def test_docker_is_not_asked_about_a_run_in_progress(home: Path) -> None:
-    note("a")
-    assert past_runs.find_leftovers() == past_runs.Found()
-    assert asked(home) == []
 
 
 def test_leftovers_are_searched_for_on_the_daemon_that_the_run_used(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import shutil
 import signal
@@ -79,6 +80,16 @@ def hold_port(port: int) -> msg.HoldPorts:
     return msg.HoldPorts(ports=[msg.PortRequest(task="worker:0", host="localhost", port=port)])
 
 
+def in_a_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """Run an asynchronous test."""
+
+    @functools.wraps(test)
+    def call(**fixtures: Any) -> None:
+        run(functools.partial(test, **fixtures))
+
+    return call
+
+
 def run(scenario: Callable[[], Awaitable[_T]]) -> _T:
     async def limited() -> _T:
         async with asyncio.timeout(60):
@@ -87,83 +98,35 @@ def run(scenario: Callable[[], Awaitable[_T]]) -> _T:
     return asyncio.run(limited())
 
 
-def test_the_start_and_the_exit_of_a_task_are_reported(folder: Path) -> None:
-    async def scenario() -> None:
-        async with connected(folder) as link:
-            assert link.welcome.node == "local"
-            await link.send(msg.Start(attempt=1, tasks=[entry(folder, "echo", "hello")]))
-            kinds = []
-            async for message in link:
-                kinds.append(message.type)
-                if isinstance(message, msg.TaskExited):
-                    break
-            assert kinds == ["task_started", "task_exited"]
-            await link.send(msg.Shutdown())
-        assert [message.type async for message in link] == ["bye"]
-
-    run(scenario)
-    assert (folder / "0.log").read_text() == "hello\n"
+@in_a_loop
+async def test_closing_kills_the_tasks_and_reports_their_exits(folder: Path) -> None:
+    async with connected(folder) as link:
+        await link.send(msg.Start(attempt=1, tasks=[entry(folder, "sleep", "9")]))
+        await anext(aiter(link))
+    ends = [m async for m in link if isinstance(m, msg.TaskExited)]
+    assert [(m.signal, m.ended_by) for m in ends] == [(signal.SIGKILL, "tfcluster")]
+    for pid in (link.welcome.pid, link.welcome.guard_pid):
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+    with pytest.raises(ConnectionError):
+        await link.send(msg.Stop(tasks=[], grace_s=0))
 
 
-def test_closing_kills_the_tasks_and_reports_their_exits(folder: Path) -> None:
-    async def scenario() -> None:
-        async with connected(folder) as link:
-            await link.send(msg.Start(attempt=1, tasks=[entry(folder, "sleep", "9")]))
-            await anext(aiter(link))
-        ends = [m async for m in link if isinstance(m, msg.TaskExited)]
-        assert [(m.signal, m.ended_by) for m in ends] == [(signal.SIGKILL, "tfcluster")]
-        for pid in (link.welcome.pid, link.welcome.guard_pid):
-            with pytest.raises(ProcessLookupError):
-                os.kill(pid, 0)
-        with pytest.raises(ConnectionError):
-            await link.send(msg.Stop(tasks=[], grace_s=0))
-
-    run(scenario)
-
-
-def test_a_killed_agent_ends_the_iteration(folder: Path) -> None:
-    async def scenario() -> None:
-        async with connected(folder) as link:
-            os.kill(link.welcome.pid, signal.SIGKILL)
-            assert [message async for message in link] == []
-        assert link.last_words() == ""
-
-    run(scenario)
-
-
-def test_the_node_of_a_killed_agent_can_be_connected_again(folder: Path) -> None:
-    async def scenario() -> None:
-        for _ in range(3):
-            async with connected(folder) as link:
-                await link.send(hold_port(0))
-                tasks = [entry(folder, "sleep", "9")]
-                await link.send(msg.Start(attempt=1, tasks=tasks))
-                messages = aiter(link)
-                await take(messages, msg.PortsHeld)
-                await take(messages, msg.TaskStarted)
-                await link.send(msg.Die())
-                assert [message async for message in link] == []
-
-    run(scenario)
-
-
-def test_the_guard_of_a_killed_agent_leaves_the_next_agents_files_alone(folder: Path) -> None:
-    async def scenario() -> None:
-        async with connected(folder) as first:
-            await first.send(hold_port(0))
-            port = (await take(aiter(first), msg.PortsHeld)).ports["worker:0"]
-            os.kill(first.welcome.guard_pid, signal.SIGSTOP)
-            await first.send(msg.Die())
-            assert [message async for message in first] == []
-            async with connected(folder) as second:
-                await second.send(hold_port(port))
-                await take(aiter(second), msg.PortsHeld)
-                os.kill(first.welcome.guard_pid, signal.SIGCONT)
-                await first.close()
-                assert socket_path(folder, "run-1", "local").exists()
-                assert (folder / "ports" / f"{port}.json").exists()
-
-    run(scenario)
+@in_a_loop
+async def test_the_guard_of_a_killed_agent_leaves_the_next_agents_files_alone(folder: Path) -> None:
+    async with connected(folder) as first:
+        await first.send(hold_port(0))
+        port = (await take(aiter(first), msg.PortsHeld)).ports["worker:0"]
+        os.kill(first.welcome.guard_pid, signal.SIGSTOP)
+        await first.send(msg.Die())
+        assert [message async for message in first] == []
+        async with connected(folder) as second:
+            await second.send(hold_port(port))
+            await take(aiter(second), msg.PortsHeld)
+            os.kill(first.welcome.guard_pid, signal.SIGCONT)
+            await first.close()
+            assert socket_path(folder, "run-1", "local").exists()
+            assert (folder / "ports" / f"{port}.json").exists()
 
 
 def assert_gone(*pids: int) -> None:
@@ -206,58 +169,27 @@ def test_an_agent_that_does_not_acknowledge_a_stop_is_killed_and_reported(
     assert run(scenario) < link_module.ANSWER_S + 4
 
 
-def test_an_agent_that_acknowledges_a_stop_is_not_killed_however_long_the_grace(
+@in_a_loop
+async def test_an_agent_that_acknowledges_a_stop_is_not_killed_however_long_the_grace(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(link_module, "ANSWER_S", 0.3)
-
-    async def scenario() -> None:
-        async with connected(folder) as link:
-            slow = entry(folder, "sh", "-c", "trap 'sleep 2; exit 7' TERM; while :; do :; done")
-            await link.send(msg.Start(attempt=1, tasks=[slow]))
-            messages = aiter(link)
-            await anext(messages)
-            await asyncio.sleep(0.5)
-            await link.send(msg.Stop(tasks=["worker:0"], grace_s=60))
-            assert (await take(messages, msg.TaskExited)).exit_code == 7
-
-    run(scenario)
+    async with connected(folder) as link:
+        slow = entry(folder, "sh", "-c", "trap 'sleep 2; exit 7' TERM; while :; do :; done")
+        await link.send(msg.Start(attempt=1, tasks=[slow]))
+        messages = aiter(link)
+        await anext(messages)
+        await asyncio.sleep(0.5)
+        await link.send(msg.Stop(tasks=["worker:0"], grace_s=60))
+        assert (await take(messages, msg.TaskExited)).exit_code == 7
 
 
-def test_thousands_of_orders_and_reports_arrive_in_order(folder: Path) -> None:
-    async def scenario() -> None:
-        async with connected(folder) as link:
-            for number in range(3000):
-                await link.send(Nonsense(kind=f"unknown-{number}"))
-            received = 0
-            async for message in link:
-                assert isinstance(message, msg.Refused)
-                assert message.reason.endswith(f"unknown-{received}")
-                received += 1
-                if received == 3000:
-                    break
-
-    run(scenario)
-
-
-def test_an_agent_that_cannot_start_reports_why(folder: Path) -> None:
-    async def scenario() -> None:
-        (folder / "ports").touch()
-        broken = nodes_of(folder / "ports")  # a file where a folder must be
-        with pytest.raises(NodeLostError, match=r"File exists|Not a directory"):
-            await broken.connect(NODE, token="secret")
-
-    run(scenario)
-
-
-def test_no_socket_is_created_in_a_folder_that_others_can_write_to(folder: Path) -> None:
-    folder.chmod(0o777)
-
-    async def scenario() -> None:
-        with pytest.raises(NodeLostError, match="other users can write to it"):
-            await nodes_of(folder).connect(NODE, token="secret")
-
-    run(scenario)
+@in_a_loop
+async def test_an_agent_that_cannot_start_reports_why(folder: Path) -> None:
+    (folder / "ports").touch()
+    broken = nodes_of(folder / "ports")  # a file where a folder must be
+    with pytest.raises(NodeLostError, match=r"File exists|Not a directory"):
+        await broken.connect(NODE, token="secret")
 
 
 def test_a_socket_path_that_is_too_long_is_an_error_with_a_fix(tmp_path: Path) -> None:
@@ -305,25 +237,22 @@ def test_an_agent_that_hangs_before_the_hello_leaves_no_process(
     assert_gone(*pids)
 
 
-def test_a_running_agent_that_hangs_is_lost_unless_it_resumes_in_time(
+@in_a_loop
+async def test_a_running_agent_that_hangs_is_lost_unless_it_resumes_in_time(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(link_module, "LOCAL_PING_S", 0.1)
     monkeypatch.setattr(link_module, "SECOND_LOOK_S", 0.05)
-
-    async def scenario() -> None:
-        link = await nodes_of(folder, lease_s=2.0).connect(NODE, token="secret")
-        await link.send(msg.Start(attempt=1, tasks=[entry(folder, "sleep", "60")]))
-        messages = aiter(link)
-        task, agent = (await take(messages, msg.TaskStarted)).pid, link.welcome.pid
-        os.kill(agent, signal.SIGSTOP)
-        assert f"kill -CONT {agent}" in str((await take(messages, LinkCut)).why)
-        os.kill(agent, signal.SIGCONT)
-        await take(messages, LinkBack)
-        os.kill(agent, signal.SIGSTOP)
-        assert [message.type async for message in link] == ["link_cut"]
-        assert "it did not answer for 2 s, so it was killed" in link.loss.reason
-        await link.close()
-        assert_gone(task, agent, link.welcome.guard_pid)
-
-    run(scenario)
+    link = await nodes_of(folder, lease_s=2.0).connect(NODE, token="secret")
+    await link.send(msg.Start(attempt=1, tasks=[entry(folder, "sleep", "60")]))
+    messages = aiter(link)
+    task, agent = (await take(messages, msg.TaskStarted)).pid, link.welcome.pid
+    os.kill(agent, signal.SIGSTOP)
+    assert f"kill -CONT {agent}" in str((await take(messages, LinkCut)).why)
+    os.kill(agent, signal.SIGCONT)
+    await take(messages, LinkBack)
+    os.kill(agent, signal.SIGSTOP)
+    assert [message.type async for message in link] == ["link_cut"]
+    assert "it did not answer for 2 s, so it was killed" in link.loss.reason
+    await link.close()
+    assert_gone(task, agent, link.welcome.guard_pid)

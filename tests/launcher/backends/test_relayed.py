@@ -103,15 +103,6 @@ def test_a_hanging_login_is_reported() -> None:
     assert message.startswith("no answer for 3 s")
 
 
-def test_a_login_that_exits_is_reported_with_its_output() -> None:
-    message = refusal(
-        "echo closed for cleaning; echo sorry >&2; read -r a; read -r b; exit 3", DialFault.LOGIN
-    )
-    assert "ended with exit code 3" in message
-    assert "closed for cleaning" in message
-    assert "sorry" in message
-
-
 @pytest.mark.parametrize("python", [*old_pythons.REAL, ""])
 def test_a_python_that_is_too_old_is_reported(tmp_path: Path, python: str) -> None:
     python = python or old_pythons.pretending(tmp_path / "python3")

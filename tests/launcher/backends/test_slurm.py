@@ -18,7 +18,7 @@ from tfcluster import kinds
 from tfcluster.backends import jobs
 from tfcluster.backends.base import RunContext
 from tfcluster.backends.jobs import Submission
-from tfcluster.backends.relayed import STARTER, Unreached
+from tfcluster.backends.relayed import STARTER
 from tfcluster.backends.slurm import KIND, slurm_jobs, slurm_nodes
 from tfcluster.backends.slurm.batch_script import format_script, job_options
 from tfcluster.backends.slurm.slurm_commands import clean_environ
@@ -123,12 +123,6 @@ def test_lines_of_srun_that_explain_nothing_are_left_out(line: str, shown: str) 
     assert SlurmNodes.clean(line) == shown
 
 
-def test_a_cluster_without_pyxis_is_named_with_the_way_that_works() -> None:
-    node = NodePlan("node-0", "slurm", None, "/", destination="n1", wrap=("--container-image=x",))
-    why = "srun: unrecognized option '--container-image=x'\nTry \"srun --help\""
-    assert "this Slurm has no Pyxis" in SlurmNodes.fix(node, Unreached(SlurmNodes.clean(why)))
-
-
 @pytest.mark.parametrize(
     ("stderr", "is_over"),
     [
@@ -225,15 +219,6 @@ def test_one_core_for_each_task_is_said(
     runtime = Runtime.model_validate({"backend": "slurm", "slurm": slurm})
     job = jobs.submission_of(plan_of(), runtime, tmp_path)
     assert bool(slurm_jobs.hints(job)) == is_said
-
-
-def test_a_line_break_in_an_option_is_no_line_of_the_script(tmp_path: Path) -> None:
-    """The command line has every option."""
-    job = submission(tmp_path / "a\nid")
-    script = format_script(job)
-    assert "--comment" not in script
-    assert f"--comment=tfcluster:{job.folder}" in job_options(job)
-    assert subprocess.run(["sh", "-n", "-c", script], check=False).returncode == 0
 
 
 def test_the_options_by_which_a_run_is_found_count_whatever_the_user_adds(tmp_path: Path) -> None:

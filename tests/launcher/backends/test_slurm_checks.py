@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.launcher.backends.conftest import Stub
 
 from tfcluster.backends.jobs import Obstacle, Submission
 from tfcluster.backends.slurm import slurm_checks, slurm_jobs
@@ -36,6 +36,12 @@ NODES = [
     ),
     "short|n1|4|2000|idle|(null)|(null)",
 ]
+
+
+ESTIMATE = (
+    "grep -q '#SBATCH --nodes=2' &&"
+    " echo 'to start at 1 using 2 processors on nodes n1 in partition main' >&2"
+)
 
 
 def partitions(**changes: dict[str, str]) -> dict[str, dict[str, str]]:
@@ -78,89 +84,35 @@ def test_a_job_that_fits_meets_no_obstacle_that_stops_it(slurm: dict[str, Any]) 
     assert [o for o in judged(**slurm) if o.is_fatal] == []
 
 
-@pytest.mark.parametrize(
-    ("options", "check", "what", "fix"),
-    [
-        (
-            {"partition": "gpuu"},
-            "partition",
-            "there is no partition gpuu",
-            "--set runtime.slurm.partition=gpu",
-        ),
-        ({"partition": "zzz"}, "partition", "no partition zzz", "gpu, main, short"),
-        (
-            {"changes": {"main": {"State": "DRAIN"}}},
-            "partition",
-            "main is DRAIN: it takes no jobs",
-            "runtime.slurm.partition=NAME",
-        ),
-        (
-            {"changes": {"main": {"AllowGroups": "staff,admin"}}},
-            "partition",
-            "only the groups staff,admin may use partition main",
-            "sinfo -s",
-        ),
-        ({"changes": {"main": {"RootOnly": "YES"}}}, "partition", "only root", "sinfo -s"),
-        (
-            {"account": "x", "changes": {"main": {"AllowAccounts": "vision"}}},
-            "partition",
-            "not for account x",
-            "one of vision",
-        ),
-        (
-            {"time": "1h", "changes": {"main": {"MaxTime": "00:05:00"}}},
-            "limits",
-            "runs for at most 5m, not 60m",
-            "runtime.slurm.time=5m",
-        ),
-        (
-            {"time": "3d", "changes": {"main": {"MaxTime": "1-12:00:00"}}},
-            "limits",
-            "at most 2160m",
-            "runtime.slurm.time=2160m",
-        ),
-        (
-            {"changes": {"main": {"MaxNodes": "1"}}},
-            "limits",
-            "gets at most 1 node, and needs 2",
-            "tasks_per_node",
-        ),
-        ({"nodes": 9}, "nodes", "has 3 nodes, and the tasks need 9", "tasks_per_node"),
-        (
-            {"partition": "short"},
-            "nodes",
-            "has 1 node, and the tasks need 2",
-            "tasks_per_node",
-        ),
-        (
-            {"cpus_per_task": 3, "each": 2},
-            "nodes",
-            "0 of the 3 nodes of partition main have 6 cores (most: 4)",
-            "runtime.slurm.cpus_per_task",
-        ),
-        ({"each": 5}, "nodes", "have 5 cores", "cpus_per_task"),
-        (
-            {"partition": "gpu", "gpus_per_task": 8},
-            "nodes",
-            "1 of the 2 nodes of partition gpu have 8 GPUs (most: 8)",
-            "runtime.slurm.gpus_per_task",
-        ),
-        ({"mem": "2g"}, "nodes", "have 2048 MB of memory", "runtime.slurm.mem"),
-        (
-            {"constraint": "big"},
-            "nodes",
-            "1 of the 3 nodes of partition main have the feature big",
-            "%f",
-        ),
-        (
-            {"partition": "gpu", "constraint": "x", "gpus_per_task": 8, "nodes": 1},
-            "nodes",
-            "0 of the 2 nodes of partition gpu have all",
-            "sinfo -N",
-        ),
-    ],
-    ids=str,
-)
+def main(**fields: str) -> dict[str, Any]:
+    return {"changes": {"main": fields}}
+
+
+NEVER: list[tuple[dict[str, Any], str, str, str]] = [
+    ({"partition": "gpuu"}, "partition", "there is no partition gpuu", "slurm.partition=gpu"),
+    ({"partition": "zzz"}, "partition", "no partition zzz", "gpu, main, short"),
+    (main(State="DRAIN"), "partition", "main is DRAIN: it takes no jobs", "partition=NAME"),
+    (main(AllowGroups="staff,admin"), "partition", "only the groups staff,admin may", "sinfo -s"),
+    (main(RootOnly="YES"), "partition", "only root", "sinfo -s"),
+    ({"account": "x"} | main(AllowAccounts="vision"), "partition", "not for account x", "vision"),
+    ({"time": "1h"} | main(MaxTime="00:05:00"), "limits", "at most 5m, not 60m", "slurm.time=5m"),
+    ({"time": "3d"} | main(MaxTime="1-12:00:00"), "limits", "at most 2160m", "time=2160m"),
+    (main(MaxNodes="1"), "limits", "gets at most 1 node, and needs 2", "tasks_per_node"),
+    ({"nodes": 9}, "nodes", "has 3 nodes, and the tasks need 9", "tasks_per_node"),
+    ({"partition": "short"}, "nodes", "has 1 node, and the tasks need 2", "tasks_per_node"),
+    ({"cpus_per_task": 3, "each": 2}, "nodes",
+     "0 of the 3 nodes of partition main have 6 cores (most: 4)", "runtime.slurm.cpus_per_task"),
+    ({"each": 5}, "nodes", "have 5 cores", "cpus_per_task"),
+    ({"partition": "gpu", "gpus_per_task": 8}, "nodes",
+     "1 of the 2 nodes of partition gpu have 8 GPUs (most: 8)", "runtime.slurm.gpus_per_task"),
+    ({"mem": "2g"}, "nodes", "have 2048 MB of memory", "runtime.slurm.mem"),
+    ({"constraint": "big"}, "nodes", "1 of the 3 nodes of partition main have the feature", "%f"),
+    ({"partition": "gpu", "constraint": "x", "gpus_per_task": 8, "nodes": 1}, "nodes",
+     "0 of the 2 nodes of partition gpu have all", "sinfo -N"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("options", "check", "what", "fix"), NEVER, ids=str)
 def test_what_can_never_start_is_named_with_its_fix(
     options: dict[str, Any], check: str, what: str, fix: str
 ) -> None:
@@ -180,19 +132,14 @@ def test_what_may_start_later_does_not_stop_a_job() -> None:
     assert "2 of the 3 suitable nodes of partition main are up" in waiting[0].what
 
 
-def test_one_of_several_partitions_is_enough() -> None:
-    assert not any(obstacle.is_fatal for obstacle in judged(partition="short,main"))
-    assert any(obstacle.is_fatal for obstacle in judged(partition="short,gpu", gpus_per_task=8))
-
-
-def test_root_may_use_every_partition() -> None:
-    assert judged(groups=None, changes={"main": {"AllowGroups": "staff", "RootOnly": "YES"}}) == []
-
-
-def test_a_cluster_without_a_default_partition_needs_one_named() -> None:
+def test_one_of_several_partitions_is_enough_and_root_may_use_each() -> None:
+    limited = main(AllowGroups="staff", RootOnly="YES")
+    assert judged(groups=None, **limited) == []
     only = {"gpu": parse_pairs(PARTITION.format(name="gpu"))}
     (obstacle,) = slurm_checks.judge(submission(), only, [], groups=None)
     assert (obstacle.what, "gpu" in obstacle.fix) == ("the cluster has no default partition", True)
+    assert not any(obstacle.is_fatal for obstacle in judged(partition="short,main"))
+    assert any(obstacle.is_fatal for obstacle in judged(partition="short,gpu", gpus_per_task=8))
 
 
 @pytest.mark.parametrize(
@@ -274,35 +221,26 @@ def test_a_start_in_a_year_is_no_estimate() -> None:
 
 
 @pytest.fixture
-def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of stubs for Slurm's commands, first on PATH."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
+def stub(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> Stub:
+    """Put stand-ins for Slurm's commands on PATH, which a test may replace."""
     monkeypatch.setattr(slurm_checks, "find_file_system", lambda *_: "nfs4")
     line = PARTITION.format(name="main").replace("Default=NO", "Default=YES")
-    stub(folder, "scontrol", f"echo '{line}'")
-    stub(folder, "sinfo", "printf '%s\\n' " + " ".join(f"'{line}'" for line in NODES))
-    stub(folder, "sbatch", "grep -q '#SBATCH --nodes=2' && echo 'to start at 1 using 2 processors"
-         " on nodes n1 in partition main' >&2")  # fmt: skip
-    stub(folder, "sacctmgr", "exit 1")
-    return folder
+    stub("scontrol", f"echo '{line}'")
+    stub("sinfo", "printf '%s\\n' " + " ".join(f"'{line}'" for line in NODES))
+    stub("sbatch", ESTIMATE)
+    stub("sacctmgr", "exit 1")
+    return stub
 
 
-def stub(folder: Path, name: str, script: str) -> None:
-    (folder / name).write_text(f"#!/bin/sh\n{script}\n")
-    (folder / name).chmod(0o755)
-
-
-def test_what_slurm_takes_is_refused_only_for_its_time_limit(commands: Path) -> None:
+def test_what_slurm_takes_is_refused_only_for_its_time_limit(stub: Stub) -> None:
     """It knows partitions that are not listed, and where a plugin of the site puts the job."""
     start = "to start at 1 using 2 processors on nodes n1 in partition {}"
-    stub(commands, "sbatch", f"echo '{start.format('hid')}' >&2")
+    stub("sbatch", f"echo '{start.format('hid')}' >&2")
     for strange in ({"partition": "hid"}, {"cpus_per_task": 9}, {"constraint": "zzz"}):
         assert slurm_checks.check(submission(**strange), thorough=False).obstacles == ()
     lines = [PARTITION.format(name=name) for name in ("main", "hid")]
     lines[1] = lines[1].replace("MaxTime=UNLIMITED", "MaxTime=00:05:00")
-    stub(commands, "scontrol", "\n".join(f"echo '{line}'" for line in lines))
+    stub("scontrol", "\n".join(f"echo '{line}'" for line in lines))
     (obstacle,) = slurm_checks.check(submission(time="1h"), thorough=False).obstacles
     assert (obstacle.what, obstacle.is_fatal) == (
         "a job in partition hid runs for at most 5m, not 60m",
@@ -333,21 +271,16 @@ def test_a_secret_that_the_job_would_not_get_is_named(
     assert [o.what for o in slurm_checks._check_export(job, environ)] == [what][: bool(what)]
 
 
-def test_a_refusal_is_explained(commands: Path) -> None:
-    stub(commands, "sbatch", "echo 'invalid partition specified: mian' >&2; exit 1")
+def test_sbatch_has_the_final_word(stub: Stub) -> None:
+    stub("sbatch", "echo 'invalid partition specified: mian' >&2; exit 1")
     for thorough in (False, True):
         (obstacle,) = slurm_checks.check(submission(partition="mian"), thorough=thorough).obstacles
         assert obstacle.what == "there is no partition mian"
         assert obstacle.fix == "--set runtime.slurm.partition=main"
-
-
-def test_sbatch_has_the_final_word(commands: Path) -> None:
+    stub("sbatch", ESTIMATE)
     assert slurm_checks.check(submission(), thorough=True).starts.startswith("Slurm would start")
-    stub(
-        commands,
-        "sbatch",
-        "echo 'allocation failure: Requested reservation is invalid' >&2; exit 1",
-    )
+    refused = "allocation failure: Requested reservation is invalid"
+    stub("sbatch", f"echo '{refused}' >&2; exit 1")
     outlook = slurm_checks.check(submission(), thorough=True)
     assert [(o.what, o.is_fatal) for o in outlook.obstacles] == [
         ("Slurm would not take the job: Requested reservation is invalid", True)
@@ -355,8 +288,8 @@ def test_sbatch_has_the_final_word(commands: Path) -> None:
     assert slurm_checks.check(submission(), thorough=False).obstacles == ()
 
 
-def test_a_test_that_fails_for_nodes_that_are_down_does_not_stop_a_job(commands: Path) -> None:
-    stub(commands, "sbatch", "echo 'Requested node configuration is not available' >&2; exit 1")
+def test_a_test_that_fails_for_nodes_that_are_down_does_not_stop_a_job(stub: Stub) -> None:
+    stub("sbatch", "echo 'Requested node configuration is not available' >&2; exit 1")
     outlook = slurm_checks.check(submission(nodes=3), thorough=True)
     assert [(o.check, o.is_fatal) for o in outlook.obstacles] == [
         ("nodes", False),
@@ -364,18 +297,15 @@ def test_a_test_that_fails_for_nodes_that_are_down_does_not_stop_a_job(commands:
     ]
 
 
-def test_a_silent_scheduler_is_an_obstacle(commands: Path) -> None:
-    stub(commands, "scontrol", "echo 'Unable to contact slurm controller' >&2; exit 1")
+def test_a_silent_scheduler_is_an_obstacle(stub: Stub) -> None:
+    stub("scontrol", "echo 'Unable to contact slurm controller' >&2; exit 1")
     (obstacle,) = slurm_checks.check(submission(), thorough=False).obstacles
     assert (obstacle.check, "scontrol ping" in obstacle.fix) == ("scheduler", True)
 
 
-def test_a_probe_waits_for_its_allocation_and_says_so(commands: Path, tmp_path: Path) -> None:
-    stub(
-        commands,
-        "salloc",
-        f"echo \"$@\" > {tmp_path}/argv; echo 'salloc: job 7 queued and waiting for resources' >&2",
-    )
+def test_a_probe_waits_for_its_allocation_and_says_so(stub: Stub, tmp_path: Path) -> None:
+    waits = "salloc: job 7 queued and waiting for resources"
+    stub("salloc", f"echo \"$@\" > {tmp_path}/argv; echo '{waits}' >&2")
     said: list[str] = []
     job = submission(each=2, partition="gpu", time="12h", extra=["--exclusive"])
     slurm_checks.run_inside(job, ["-m", "x"], tmp_path, tell=said.append)
@@ -383,18 +313,15 @@ def test_a_probe_waits_for_its_allocation_and_says_so(commands: Path, tmp_path: 
     words = (tmp_path / "argv").read_text().split()
     assert {"--time=5", "--nodes=2", "--partition=gpu", "--exclusive"} <= {*words}
     assert words[-5:] == ["--", sys.executable, "-m", "x", str(tmp_path)]
-    stub(
-        commands,
-        "salloc",
-        "echo 'salloc: error: Job submit/allocate failed: Invalid qos' >&2; exit 1",
-    )
+    refused = "salloc: error: Job submit/allocate failed: Invalid qos"
+    stub("salloc", f"echo '{refused}' >&2; exit 1")
     with pytest.raises(SetupError, match="cannot be probed: Invalid qos"):
         slurm_checks.run_inside(job, ["-m", "x"], tmp_path, tell=said.append)
 
 
-def test_a_user_s_own_defaults_do_not_override_the_spec(commands: Path, tmp_path: Path) -> None:
+def test_a_user_s_own_defaults_do_not_override_the_spec(stub: Stub, tmp_path: Path) -> None:
     """Of sbatch, variables override options in a script, but not those of the command line."""
-    stub(commands, "sbatch", f"echo $@ > {tmp_path}/options; echo '17;lab'")
+    stub("sbatch", f"echo $@ > {tmp_path}/options; echo '17;lab'")
     job = submission(partition="gpu", extra=["--export=ALL"])
     assert slurm_jobs.submit(job) == "17"
     words = (tmp_path / "options").read_text().split()
@@ -402,10 +329,10 @@ def test_a_user_s_own_defaults_do_not_override_the_spec(commands: Path, tmp_path
 
 
 def test_a_probe_does_not_ask_for_more_time_than_its_partition_gives(
-    commands: Path, tmp_path: Path
+    stub: Stub, tmp_path: Path
 ) -> None:
-    stub(commands, "salloc", f"echo $@ > {tmp_path}/argv")
+    stub("salloc", f"echo $@ > {tmp_path}/argv")
     line = PARTITION.format(name="gpu").replace("MaxTime=UNLIMITED", "MaxTime=00:02:00")
-    stub(commands, "scontrol", f"echo '{line}'")
+    stub("scontrol", f"echo '{line}'")
     slurm_checks.run_inside(submission(partition="gpu"), [], tmp_path, tell=lambda _: None)
     assert "--time=2" in (tmp_path / "argv").read_text().split()

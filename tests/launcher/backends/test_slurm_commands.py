@@ -5,10 +5,11 @@ The texts are those of Slurm 22.05.8; the ones about accounting are from its `sl
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
+from tests.launcher.backends.conftest import Stub
+from tests.tables import rows
 
 from tfcluster.backends.slurm.slurm_commands import (
     SlurmError,
@@ -32,68 +33,55 @@ NO_CONFIGURATION = """\
 sbatch: error: s_p_parse_file: cannot stat file /etc/slurm/slurm.conf: No such file or directory, \
 retrying in 1sec up to 60sec
 """
-REFUSALS = [
-    (
-        f"sbatch: error: invalid partition specified: x\n{REFUSED}Invalid partition name specified",
-        "runtime.slurm.partition=",
-    ),
-    (
-        REFUSED + "Required partition not available (inactive or drain)",
-        "runtime.slurm.partition=",
-    ),
-    (
-        REFUSED + "User's group not permitted to use this partition",
-        "runtime.slurm.partition=",
-    ),
-    (
-        REFUSED + "Requested time limit is invalid (missing or exceeds some limit)",
-        "runtime.slurm.time",
-    ),
-    (REFUSED + "Node count specification invalid", "sinfo -N -l"),
-    (REFUSED + "More processors requested than permitted", "sinfo -N -l"),
-    ("allocation failure: Requested node configuration is not available", "sinfo -N -l"),
-    (
-        "sbatch: error: CPU count per node can not be satisfied\n"
-        f"{REFUSED}Requested node configuration is not available",
-        "sinfo -N -l",
-    ),
-    (
-        "sbatch: error: Memory specification can not be satisfied\n"
-        f"{REFUSED}Requested node configuration is not available",
-        "runtime.slurm.mem",
-    ),
-    ("sbatch: error: Invalid --mem specification", "runtime.slurm.mem"),
-    (REFUSED + "Invalid feature specification", "runtime.slurm.constraint"),
-    (
-        "sbatch: error: Invalid generic resource (gres) specification",
-        "runtime.slurm.gpus_per_task",
-    ),
-    (REFUSED + "Requested reservation is invalid", "runtime.slurm.reservation"),
-    (
-        REFUSED + "Invalid account or account/partition combination specified",
-        "runtime.slurm.account",
-    ),
-    (REFUSED + "Invalid qos specification", "runtime.slurm.qos"),
-    (
-        REFUSED + "Job violates accounting/QOS policy (job submit limit, user's size and/or time"
-        " limits)",
-        "sacctmgr show qos",
-    ),
-    (
-        "sbatch: unrecognized option '--nonsense'\nTry \"sbatch --help\" for more information",
-        "runtime.slurm.extra",
-    ),
-    ("sbatch: option '--uid' requires an argument", "runtime.slurm.extra"),
-    ('sbatch: error: Invalid numeric value "a b" for first arg of -B.', "runtime.slurm.extra"),
-    ("sbatch: error: Invalid --exclusive specification", "runtime.slurm.extra"),
-    (REFUSED + "Invalid node name specified", "runtime.slurm.extra"),
-    (REFUSED + "Invalid license specification", "runtime.slurm.extra"),
-    (
-        "scancel: error: Kill job error on job id 3: Invalid job id specified",
-        "the job is over",
-    ),
-    (NO_CONFIGURATION, "login node"),
-]
+# What Slurm says, of which `…` is REFUSED and `/` a line break; below it a part of the fix.
+REFUSALS = r"""
+sbatch: error: invalid partition specified: x/…Invalid partition name specified
+    runtime.slurm.partition=
+…Required partition not available (inactive or drain)
+    runtime.slurm.partition=
+…User's group not permitted to use this partition
+    runtime.slurm.partition=
+…Requested time limit is invalid (missing or exceeds some limit)
+    runtime.slurm.time
+…Node count specification invalid
+    sinfo -N -l
+…More processors requested than permitted
+    sinfo -N -l
+allocation failure: Requested node configuration is not available
+    sinfo -N -l
+sbatch: error: CPU count per node can not be satisfied/…Requested node configuration is not
+    sinfo -N -l
+sbatch: error: Memory specification can not be satisfied/…Requested node configuration is not
+    runtime.slurm.mem
+sbatch: error: Invalid --mem specification
+    runtime.slurm.mem
+…Invalid feature specification
+    runtime.slurm.constraint
+sbatch: error: Invalid generic resource (gres) specification
+    runtime.slurm.gpus_per_task
+…Requested reservation is invalid
+    runtime.slurm.reservation
+…Invalid account or account|partition combination specified
+    runtime.slurm.account
+…Invalid qos specification
+    runtime.slurm.qos
+…Job violates accounting|QOS policy (job submit limit, user's size and|or time limits)
+    sacctmgr show qos
+sbatch: unrecognized option '--nonsense'/Try "sbatch --help" for more information
+    runtime.slurm.extra
+sbatch: option '--uid' requires an argument
+    runtime.slurm.extra
+sbatch: error: Invalid numeric value "a b" for first arg of -B.
+    runtime.slurm.extra
+sbatch: error: Invalid --exclusive specification
+    runtime.slurm.extra
+…Invalid node name specified
+    runtime.slurm.extra
+…Invalid license specification
+    runtime.slurm.extra
+scancel: error: Kill job error on job id 3: Invalid job id specified
+    the job is over
+"""
 SILENCES = [
     (REFUSED + "Unable to contact slurm controller (connect failure)", "scontrol ping"),
     ("slurm_load_jobs error: Unable to contact slurm controller (connect failure)", "scontrol"),
@@ -104,8 +92,12 @@ SILENCES = [
 ]
 
 
-@pytest.mark.parametrize(("stderr", "fix"), REFUSALS, ids=lambda text: text[-50:])
+@pytest.mark.parametrize(
+    ("stderr", "fix"), [*rows(REFUSALS), (NO_CONFIGURATION, "login node")], ids=range(24)
+)
 def test_a_refusal_of_slurm_has_a_fix(stderr: str, fix: str) -> None:
+    if stderr != NO_CONFIGURATION:
+        stderr = stderr.replace("/", "\n").replace("|", "/").replace("…", REFUSED)
     error = refusal("Slurm does not take the job", stderr)
     assert not isinstance(error, SlurmSilentError)
     assert error.message == f"Slurm does not take the job: {plain(stderr)}"
@@ -138,13 +130,9 @@ def test_a_message_is_shown_once_without_the_names_of_commands(stderr: str, said
 
 
 @pytest.fixture
-def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def command(stub: Stub) -> Path:
     """A command in the place of Slurm's squeue."""
-    path = tmp_path / "squeue"
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    path.write_text("#!/bin/sh\necho $SLURM_TIME_FORMAT $SQUEUE_FORMAT\n")
-    path.chmod(0o755)
-    return path
+    return stub("squeue", "echo $SLURM_TIME_FORMAT $SQUEUE_FORMAT")
 
 
 def test_a_command_answers_without_the_users_own_formats(

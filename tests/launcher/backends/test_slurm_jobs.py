@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.launcher.backends.conftest import Stub
 
 from tfcluster.backends.jobs import JobPhase, JobState
 from tfcluster.backends.past_runs import SilentError
@@ -21,15 +22,12 @@ Answering = Callable[..., None]
 
 
 @pytest.fixture
-def answering(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Answering:
+def answering(stub: Stub) -> Answering:
     """Return a function that has one of Slurm's commands print a text, or fail with it."""
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
 
     def answer(command: str, text: str, code: int = 0) -> None:
-        (tmp_path / f"{command}.text").write_text(text)
-        script = f"#!/bin/sh\ncat $0.text {'>&2' if code else ''}\nexit {code}\n"
-        (tmp_path / command).write_text(script)
-        (tmp_path / command).chmod(0o755)
+        path = stub(command, f"cat $0.text {'>&2' if code else ''}\nexit {code}")
+        path.with_name(f"{command}.text").write_text(text)
 
     return answer
 
@@ -38,26 +36,18 @@ def answering(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Answering:
     ("line", "state"),
     [
         ("7|PENDING|N/A|N/A|None|", JobState(JobPhase.QUEUED)),
-        (
-            "7|PENDING|1795449588|NONE|Priority|",
-            JobState(JobPhase.QUEUED, "Priority", 1795449588.0),
-        ),
-        (
-            "7|PENDING|N/A|N/A|JobHeldUser|",
-            JobState(JobPhase.QUEUED, "JobHeldUser: `scontrol release 7` lets it start"),
-        ),
+        ("7|PENDING|17954|NONE|Priority|", JobState(JobPhase.QUEUED, "Priority", 17954.0)),
+        ("7|PENDING|N/A|N/A|JobHeldUser|",
+         JobState(JobPhase.QUEUED, "JobHeldUser: `scontrol release 7` lets it start")),
         ("7|REQUEUE_HOLD|N/A|N/A|None|", JobState(JobPhase.QUEUED)),
         ("7|CONFIGURING|1795449588|NONE|None|", JobState(JobPhase.QUEUED, "", 1795449588.0)),
         ("7|RUNNING|1795449588|1795449999|None|", JobState(JobPhase.RUNNING)),
         ("7|SUSPENDED|1795449588|1795449999|None|", JobState(JobPhase.SUSPENDED)),
         ("7|COMPLETING|1795449588|1795449999|None|", JobState(JobPhase.ENDING)),
-        (
-            "7|CANCELLED|1795449588|1795449589|Resources|",
-            JobState(JobPhase.OVER, ended_at=1795449589.0),
-        ),
+        ("7|CANCELLED|17953|17954|Resources|", JobState(JobPhase.OVER, ended_at=17954.0)),
         ("7|A_NEW_STATE|N/A|N/A|None|", JobState(JobPhase.OVER)),
     ],
-)
+)  # fmt: skip
 def test_states_of_jobs(line: str, state: JobState) -> None:
     (row,) = slurm_jobs.parse_queue(line + OURS + "\n")
     assert (row.job, row.run_id, row.folder) == ("7", RUN, Path(HOME, RUN))
@@ -76,11 +66,8 @@ def test_strange_names_and_comments_of_other_jobs_spoil_nothing() -> None:
     ]
     found = slurm_jobs.parse_queue("\n".join([*strange, f"7|RUNNING|N/A|N/A|None|{OURS}"]))
     assert [row.job for row in found] == ["7"]
-
-
-def test_a_comment_that_the_site_has_rewritten_leaves_the_name() -> None:
     (row,) = slurm_jobs.parse_queue(f"7|RUNNING|N/A|N/A|None|{RUN}|project=42")
-    assert (row.run_id, row.folder) == (RUN, None)
+    assert (row.run_id, row.folder) == (RUN, None), "the site has rewritten the comment"
 
 
 def test_jobs_of_runs_whose_folder_is_gone_are_leftovers(answering: Answering) -> None:
@@ -93,6 +80,7 @@ def test_jobs_of_runs_whose_folder_is_gone_are_leftovers(answering: Answering) -
     ("state", "code", "reason", "status"),
     [
         ("CANCELLED", "0:15", "job 7 was cancelled", Status.INTERRUPTED),
+        ("FAILED", "0:15", "job 7 was stopped at its start", Status.INTERRUPTED),
         ("PREEMPTED", "0:15", "job 7 was preempted", Status.INTERRUPTED),
         ("TIMEOUT", "0:15", "job 7 reached its time limit", Status.TIMED_OUT),
         ("NODE_FAIL", "0:0", "job 7 lost a node", Status.FAILED),
@@ -111,16 +99,8 @@ def test_the_end_of_a_job_without_its_coordinator_s_last_word(
     assert ("TFCLUSTER_HOME" in end.fix) == (code == "0:53")
 
 
-def test_a_job_that_slurm_has_forgotten(answering: Answering) -> None:
-    answering("scontrol", "slurm_load_jobs error: Invalid job id specified", code=1)
-    assert (
-        slurm_jobs.explain_end("7", cluster="lab", patience_s=9).reason
-        == "Slurm has no job 7 any more"
-    )
-
-
 def test_an_element_of_an_array_does_not_answer_for_the_others(
-    answering: Answering, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    answering: Answering, stub: Stub, tmp_path: Path
 ) -> None:
     """One of the elements has the array's own id, by which Slurm shows and requeues them all."""
     rest = "JobState={} Requeue=1 BatchFlag={} Restarts=0 Reason=None EndTime=Unknown"
@@ -129,17 +109,15 @@ def test_an_element_of_an_array_does_not_answer_for_the_others(
     answering("scontrol", f"{first}\n{other}\n")
     assert slurm_jobs.can_come_back("1")
     assert slurm_jobs.ending("1", restarts=0, signal=None) is None
-    (tmp_path / "scontrol").write_text('#!/bin/sh\necho "$@" >>$0.argv; cat $0.text\n')
+    stub("scontrol", f'echo "$@" >>{tmp_path}/argv; cat $0.text')
     slurm_jobs.requeue("1")
-    assert (tmp_path / "scontrol.argv").read_text().splitlines()[-1] == "requeue 1_3"
+    assert (tmp_path / "argv").read_text().splitlines()[-1] == "requeue 1_3"
 
 
 def test_a_job_that_runs_is_not_over_because_squeue_does_not_list_it(answering: Answering) -> None:
+    answering("scontrol", "slurm_load_jobs error: Invalid job id specified", code=1)
+    end = slurm_jobs.explain_end("7", cluster="lab", patience_s=9)
+    assert end.reason == "Slurm has no job 7 any more"
     answering("scontrol", SHOWN.format("RUNNING", "0:0"))
     with pytest.raises(SilentError, match="RUNNING"):
         slurm_jobs.explain_end("7", cluster="lab", patience_s=1)
-
-
-def test_a_coordinator_that_was_stopped_before_it_began(answering: Answering) -> None:
-    answering("scontrol", SHOWN.format("FAILED", "0:15"))
-    assert slurm_jobs.explain_end("7", cluster="lab", patience_s=1).status is Status.INTERRUPTED

@@ -148,12 +148,6 @@ def test_known_steps_decide_before_the_numbers_of_names() -> None:
     assert [one.number for one in by_step] == [2, 3, 1]
 
 
-def test_the_files_to_copy_end_with_the_index() -> None:
-    (found,) = find(listing(*prefix("ckpt-1", shards=2)), None)
-
-    assert [entry.path for entry in found.files] == list(prefix("ckpt-1", shards=2))
-
-
 def test_a_saved_model_next_to_checkpoints_holds_only_its_own_files() -> None:
     now = listing("saved_model.pb", "assets/words.txt", "model.keras", *prefix("ckpt-1"))
 

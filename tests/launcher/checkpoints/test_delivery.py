@@ -40,19 +40,12 @@ def test_the_newest_checkpoint_and_the_outputs_are_copied(tmp_path: Path) -> Non
     }
     assert 'model_checkpoint_path: "ckpt-3"' in (to / "checkpoint").read_text()
 
-
-def test_a_saved_model_is_delivered_with_its_folder(tmp_path: Path) -> None:
     write_saved_model(tmp_path / "chief" / "exported")
-    to = tmp_path / "to"
-
-    deliver(gather(tmp_path)[Kind.SAVED_MODEL], None, to)
-
-    assert (to / "exported" / "variables" / "variables.index").exists()
-    assert not (to / "checkpoint").exists()
-
-
-def test_nothing_to_deliver_is_not_an_error(tmp_path: Path) -> None:
-    assert deliver(None, tmp_path / "not there", tmp_path / "to") == ()
+    other = tmp_path / "other"
+    assert deliver(None, tmp_path / "not there", other) == ()
+    deliver(gather(tmp_path)[Kind.SAVED_MODEL], None, other)
+    assert (other / "exported" / "variables" / "variables.index").exists()
+    assert not (other / "checkpoint").exists()
 
 
 @pytest.mark.parametrize(

@@ -42,13 +42,6 @@ class Clock:
 
 
 @pytest.fixture
-def chief(tmp_path: Path) -> Path:
-    folder = tmp_path / "chief"
-    folder.mkdir()
-    return folder
-
-
-@pytest.fixture
 def clock() -> Clock:
     return Clock()
 
@@ -222,9 +215,7 @@ def test_names_that_are_not_utf_8_are_gathered(chief: Path, gatherer: Gatherer) 
 GATHER = """
 import itertools, sys
 from pathlib import Path
-from tfcluster.checkpoints.copying import CancelledError
 from tfcluster.checkpoints.gatherer import Gatherer
-from tfcluster.checkpoints.copying import LocalSource
 from tfcluster.checkpoints.store import Store
 clock = itertools.count(0, 2).__next__
 gatherer = Gatherer(Path(sys.argv[1]), Store(Path(sys.argv[2]), keep=3), clock=clock)
@@ -433,9 +424,7 @@ def test_an_estimator_that_restarts_and_rewrites_its_graph_loses_nothing(
 FILL_A_SMALL_DISK = """
 import sys
 from pathlib import Path
-from tfcluster.checkpoints.copying import CancelledError
 from tfcluster.checkpoints.gatherer import Gatherer
-from tfcluster.checkpoints.copying import LocalSource
 from tfcluster.checkpoints.store import Store
 
 gatherer = Gatherer(Path(sys.argv[1]), Store(Path(sys.argv[2])))
@@ -465,46 +454,3 @@ def test_a_small_checkpoint_on_a_full_disk_is_complete(chief: Path, tmp_path: Pa
         "[1]",
         "['checkpoint', 'ckpt-1']",
     ], done.stderr
-
-
-def test_every_gathered_checkpoint_is_complete_while_a_writer_saves_and_rotates(
-    chief: Path, tmp_path: Path
-) -> None:
-    """The gatherer races with a thread that saves, rewrites and deletes as fast as it can."""
-    gatherer = Gatherer(chief, Store(tmp_path / "store", keep=2), clock=iter(range(10**9)).__next__)
-    done = threading.Event()
-
-    def save_and_rotate() -> None:
-        step = 0
-        while not done.is_set():
-            step += 1
-            write_prefix(chief, f"ckpt-{step}", shards=2, content=b"%d" % step * 50_000)
-            write_keras(chief / "model.keras", f"{step}" * 50_000)
-            if step > 2:
-                delete_prefix(chief, f"ckpt-{step - 2}", shards=2)
-
-    writer = threading.Thread(target=save_and_rotate)
-    writer.start()
-    try:
-        for _ in range(60):
-            gatherer.gather()
-            for gathered in gatherer.gather_last():
-                _assert_complete(gathered)
-    finally:
-        done.set()
-        writer.join()
-    final = gatherer.gather_last() or list(gatherer.store.held)
-
-    assert final
-    for gathered in final:
-        _assert_complete(gathered)
-
-
-def _assert_complete(gathered: Gathered) -> None:
-    if gathered.kind is not Kind.TF_CHECKPOINT:
-        return
-    body = b"%d" % (gathered.save or 0) * 50_000
-    for shard in (0, 1):
-        assert (
-            gathered.folder / f"{gathered.path.name}.data-0000{shard}-of-00002"
-        ).read_bytes() == (body)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 from pathlib import Path
 
 import pytest
 
-from tfcluster.checkpoints.completeness import Checkpoint, Entry, find
-from tfcluster.checkpoints.copying import CancelledError, SourceChangedError, Stopped, scan
+from tfcluster.checkpoints.completeness import Checkpoint, find
+from tfcluster.checkpoints.copying import SourceChangedError, scan
 from tfcluster.checkpoints.store import (
     Gathered,
     IncompleteError,
@@ -20,18 +19,6 @@ from tfcluster.checkpoints.store import (
 )
 
 from .files import delete_prefix, latest, write_hdf5, write_keras, write_prefix, write_saved_model
-
-
-@pytest.fixture
-def chief(tmp_path: Path) -> Path:
-    folder = tmp_path / "chief"
-    folder.mkdir()
-    return folder
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return tmp_path / "store"
 
 
 def complete(chief: Path) -> tuple[Checkpoint, ...]:
@@ -130,16 +117,6 @@ def test_content_that_is_saved_again_is_the_newest_again(chief: Path, root: Path
     assert latest(root) == "best/best"
 
 
-def test_a_checkpoint_called_checkpoint_does_not_hide_the_checkpoint_file(
-    chief: Path, root: Path
-) -> None:
-    write_prefix(chief, "checkpoint")
-
-    (gathered,) = add(Store(root), chief)
-
-    assert latest(root) == f"{gathered.folder.name}/checkpoint"
-
-
 def test_a_saved_model_keeps_its_folders(chief: Path, root: Path) -> None:
     write_saved_model(chief / "export" / "1")
 
@@ -227,38 +204,6 @@ def test_the_copy_of_a_source_that_changes_during_the_copy_is_dropped(
     assert (store.held, tree(root)) == ((), {})
 
 
-def test_a_cancelled_copy_leaves_nothing(chief: Path, root: Path) -> None:
-    write_prefix(chief, "ckpt-1")
-    (checkpoint,) = complete(chief)
-    store = Store(root)
-
-    with pytest.raises(CancelledError):
-        store.add(checkpoint, chief, step=1, stopped=lambda: True)
-
-    assert (store.held, list(root.iterdir())) == ((), [])
-
-
-def test_a_full_disk_leaves_the_store_unchanged(
-    chief: Path, root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_prefix(chief, "ckpt-1", saved=1)
-    store = Store(root)
-    add(store, chief)
-    before = tree(root)
-    write_prefix(chief, "ckpt-2", saved=2)
-
-    def full(source: Path, target: Path, expected: Entry, *, stopped: Stopped) -> str:
-        target.write_bytes(b"half")
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr("tfcluster.checkpoints.copying.copy_verified", full)
-    with pytest.raises(OSError, match="No space left"):
-        add(store, chief)
-
-    assert tree(root) == before
-    assert [held.save for held in Store(root).held] == [1]
-
-
 class Crash(BaseException):
     """An exception that stands for kill -9: no handler runs afterwards."""
 
@@ -334,3 +279,13 @@ def test_the_state_to_restart_from_is_the_newest_of_each_series(chief: Path, roo
     assert {g.checkpoint.path for g in early} == {"ckpt-2", "weights/w-2"}
     with pytest.raises(KeyError):
         newest_of_each(store.held, place=7)
+
+
+def test_a_checkpoint_called_checkpoint_does_not_hide_the_checkpoint_file(
+    chief: Path, root: Path
+) -> None:
+    write_prefix(chief, "checkpoint")
+
+    (gathered,) = add(Store(root), chief)
+
+    assert latest(root) == f"{gathered.folder.name}/checkpoint"

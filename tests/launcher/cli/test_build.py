@@ -115,12 +115,16 @@ def test_the_default_is_the_newest_tested_tensorflow_for_cpus(
     out, err = capfd.readouterr()
     assert out.split() == names
     assert "progress" in err
+    assert not Path(recorded["argv"][-1]).exists(), "the build context is deleted afterwards"
 
 
 def test_an_older_tensorflow_comes_with_its_own_constraints(docker: Fake) -> None:
-    argv = docker.build("--tensorflow", "2.15", "--gpu", "--base", "mine:1", "--network", "host")[
-        "argv"
-    ]
+    (docker.folder / "mine.txt").write_text("pandas\n")
+    more = ("--network", "host", "-r", str(docker.folder / "mine.txt"))
+    recorded = docker.build("--tensorflow", "2.15", "--gpu", "--base", "mine:1", *more)
+    argv = recorded["argv"]
+    assert recorded["requirements"] == "pandas\n"
+    assert "docker/requirements.txt" in (ROOT / "docker/pip-install").read_text()
     version = pinned("tf215.txt")
     assert version.startswith("2.15.")
     assert values(argv, "--tag") == [f"tfcluster-worker:tf{version}-gpu"]  # :latest is not changed
@@ -158,14 +162,6 @@ def test_an_invalid_version_is_refused(docker: Fake, version: str) -> None:
         docker.build("--tensorflow", version)
 
 
-def test_requirements_are_copied_where_the_dockerfile_expects_them(docker: Fake) -> None:
-    requirements = docker.folder / "mine.txt"
-    requirements.write_text("pandas\n")
-    recorded = docker.build("-r", str(requirements))
-    assert recorded["requirements"] == "pandas\n"
-    assert "docker/requirements.txt" in (ROOT / "docker/pip-install").read_text()
-
-
 def test_certificates_and_pips_configuration_are_secrets(docker: Fake) -> None:
     for name in ("ca.pem", "pip.conf"):
         (docker.folder / name).write_text("x")
@@ -196,37 +192,6 @@ def test_with_join_the_launcher_is_included(docker: Fake) -> None:
     assert not [name for name in recorded["files"] if "__pycache__" in name]
 
 
-def test_the_build_context_is_deleted_afterwards(docker: Fake) -> None:
-    assert not Path(docker.build()["argv"][-1]).exists()
-
-
-@pytest.mark.parametrize(
-    ("complaint", "fix"),
-    [
-        (
-            "Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker"
-            " daemon running?",
-            "is the daemon running",
-        ),
-        (
-            "Got permission denied while trying to connect to the Docker daemon socket at"
-            " unix:///var/run/docker.sock: dial unix: connect: permission denied",
-            "usermod -aG docker",
-        ),
-    ],
-    ids=["no daemon", "no permission"],
-)
-def test_an_unreachable_daemon_is_reported_with_a_fix(
-    docker: Fake, complaint: str, fix: str
-) -> None:
-    docker.install(version="", complaint=complaint)
-    with pytest.raises(SetupError) as error:
-        docker.build()
-    assert error.value.exit_code == 3
-    assert complaint[:30] in error.value.message
-    assert fix in error.value.fix
-
-
 def test_a_missing_docker_client_is_reported(docker: Fake, tmp_path: Path) -> None:
     docker.monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SetupError, match="no docker client"):
@@ -243,9 +208,13 @@ def test_newer_docker_clients_need_buildx(docker: Fake, has_buildx: str, builds:
         docker.build()
 
 
-def test_a_failed_build_exits_with_3_and_prints_no_name(
+def test_a_failed_build_or_an_unreachable_daemon_exits_with_3_and_prints_no_name(
     docker: Fake, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    docker.install(version="", complaint="Got permission denied while trying to connect")
+    with pytest.raises(SetupError, match="Got permission denied") as refused:
+        docker.build()
+    assert "usermod -aG docker" in refused.value.fix
     docker.install(code=7)
     with pytest.raises(SetupError, match=r"exit code 7") as error:
         docker.build()

@@ -7,36 +7,9 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-from tests.forked import ForkServer, outer_environment, read_at_start
-
-Tfcluster = Callable[..., subprocess.CompletedProcess[str]]
-
-
-@pytest.fixture
-def doctor(tmp_path: Path, fork_server: ForkServer) -> Tfcluster:
-    kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
-    environ = {
-        **kept,
-        **read_at_start(outer_environment()),
-        "TFCLUSTER_HOME": str(tmp_path / "home"),
-        "XDG_CACHE_HOME": str(tmp_path / "cache"),
-        "XDG_RUNTIME_DIR": str(tmp_path),
-        "VIRTUAL_ENV": sys.prefix,
-    }
-
-    def call(*args: str, command: str = "doctor", **more: str) -> subprocess.CompletedProcess[str]:
-        pipe, env = subprocess.PIPE, {**environ, **more}
-        started = fork_server.start(
-            [command, *args], cwd=tmp_path, env=env, stdout=pipe, stderr=pipe
-        )
-        out, err = started.communicate(timeout=200)
-        return subprocess.CompletedProcess(args, started.returncode, out.decode(), err.decode())
-
-    return call
+from tests.launcher.cli.conftest import Forked
 
 
 def written(folder: Path, port: int = 0, **sections: object) -> str:
@@ -47,8 +20,8 @@ def written(folder: Path, port: int = 0, **sections: object) -> str:
     return "spec.json"
 
 
-def test_without_a_spec_this_machine_is_checked(tmp_path: Path, doctor: Tfcluster) -> None:
-    done = doctor(https_proxy="http://anna:secret@proxy:8080")
+def test_without_a_spec_this_machine_is_checked(tmp_path: Path, forked: Forked) -> None:
+    done = forked("doctor", https_proxy="http://anna:secret@proxy:8080")
     assert (done.returncode, done.stderr) == (0, "")
     rows = {line.split("  ")[0]: line for line in done.stdout.splitlines()}
     assert sys.prefix in rows["Python path"]
@@ -58,31 +31,22 @@ def test_without_a_spec_this_machine_is_checked(tmp_path: Path, doctor: Tfcluste
     assert not (tmp_path / "home").exists()
 
 
-def test_a_python_without_tensorflow_is_a_problem(tmp_path: Path, doctor: Tfcluster) -> None:
+def test_a_python_without_tensorflow_is_a_problem(tmp_path: Path, forked: Forked) -> None:
     subprocess.run(
         [sys.executable, "-m", "venv", "--without-pip", "bare"], cwd=tmp_path, check=True
     )
-    done = doctor("--python", "bare")
+    done = forked("doctor", "--python", "bare")
     assert done.returncode == 3
     assert "its Python has no TensorFlow\n  → name a Python that has it" in done.stdout
 
 
-def test_all_checks_pass_for_a_good_spec_and_nothing_is_started(
-    tmp_path: Path, doctor: Tfcluster
-) -> None:
-    done = doctor(written(tmp_path))
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "All checks passed" in done.stdout
-    assert not (tmp_path / "home").exists()
-
-
 def test_a_port_in_use_and_an_unwritable_folder_are_reported_together(
-    tmp_path: Path, doctor: Tfcluster
+    tmp_path: Path, forked: Forked
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as thief:
         port = thief.getsockname()[1]
         spec = written(tmp_path, port, checkpoints={"dir": "/proc/exp"})
-        done = doctor(spec, "--json")
+        done = forked("doctor", spec, "--json")
     assert done.returncode == 3
     report = json.loads(done.stdout)
     assert not report["ok"]
@@ -95,21 +59,21 @@ def test_a_port_in_use_and_an_unwritable_folder_are_reported_together(
 
 
 def test_a_missing_gpu_stops_doctor_and_up_and_is_listed_by_plan(
-    tmp_path: Path, doctor: Tfcluster
+    tmp_path: Path, forked: Forked
 ) -> None:
     spec = written(tmp_path, resources={"gpus": [1023]})
     asked = "resources.gpus requests GPU 1023, but this machine has"
     for command, code in (("doctor", 3), ("up", 3), ("plan", 0)):
-        done = doctor(spec, command=command)
+        done = forked(command, spec)
         assert done.returncode == code, done.stderr
         assert asked in done.stdout + done.stderr
     assert not (tmp_path / "home" / "runs").exists()
 
 
-def test_up_refuses_with_the_same_table(tmp_path: Path, doctor: Tfcluster) -> None:
+def test_up_refuses_with_the_same_table(tmp_path: Path, forked: Forked) -> None:
     spec = written(tmp_path, checkpoints={"dir": "/proc/exp"})
     for more in ([], ["-d"]):
-        done = doctor(spec, *more, command="up")
+        done = forked("up", spec, *more)
         assert (done.returncode, done.stdout) == (3, "")
         assert "local: /proc/exp cannot be written" in done.stderr
         assert "1 problem to fix before a start" in done.stderr
@@ -117,13 +81,14 @@ def test_up_refuses_with_the_same_table(tmp_path: Path, doctor: Tfcluster) -> No
             "tfcluster: nothing was started\n  → check again: tfcluster doctor SPEC" in done.stderr
         )
         assert done.stderr.count("cannot be written") == 1
-    done = doctor(spec, "--no-preflight", command="up")
+    done = forked("up", spec, "--no-preflight")
     assert "cannot be written" not in done.stderr
 
 
-def test_an_address_of_another_machine_is_reported(tmp_path: Path, doctor: Tfcluster) -> None:
-    written(tmp_path)
-    cluster = 'cluster.worker=["192.0.2.1:2222"]'
-    done = doctor("spec.json", "--set", cluster, "--set", "runtime.backend=local")
-    assert done.returncode == 3
-    assert "192.0.2.1 is not an address of this node" in done.stdout
+def test_all_checks_pass_for_a_good_spec_and_nothing_is_started(
+    tmp_path: Path, forked: Forked
+) -> None:
+    done = forked("doctor", written(tmp_path))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "All checks passed" in done.stdout
+    assert not (tmp_path / "home").exists()

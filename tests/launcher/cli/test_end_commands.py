@@ -7,68 +7,24 @@ import os
 import shutil
 import socket
 import subprocess
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner
+from tests.launcher.conftest import MakeRun
 
 from tfcluster.cli.main import cli
 from tfcluster.errors import NodeLostError, TfclusterError
 from tfcluster.rundir import registry, run_writer
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.registry import this_process
-from tfcluster.rundir.snapshot import RunSnapshot, TaskSnapshot
 from tfcluster.rundir.states import Status
 
-MakeRun = Callable[..., RunPaths]
 DAY_S = 86400.0
-
-
-@pytest.fixture
-def home_dir(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    root = Path(tempfile.mkdtemp(prefix="tfc-", dir="/tmp"))
-    monkeypatch.setenv("TFCLUSTER_HOME", str(root / "home"))
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(root))
-    yield root / "home"
-    shutil.rmtree(root)
-
-
-@pytest.fixture
-def make_run(home_dir: Path) -> MakeRun:
-    """Make a run folder; for a run that is not final, this process plays the coordinator."""
-
-    def make(
-        name: str = "demo",
-        status: str = "succeeded",
-        *,
-        exit_code: int | None = 0,
-        age_s: float = 0.0,
-        pid: int | None = None,
-    ) -> RunPaths:
-        started = time.time() - age_s
-        paths = run_writer.make(registry.new_run_id(name, started), home_dir)
-        coordinator = this_process()
-        state = RunSnapshot(
-            run=paths.run_id,
-            name=name,
-            status=Status(status),
-            tasks=[TaskSnapshot("worker:0", "local", "127.0.0.1:1")],
-            host=coordinator.host,
-            boot_id=coordinator.boot_id,
-            pid=pid or coordinator.pid,
-            pid_start=coordinator.start,
-            started_at=started,
-            ended_at=started if Status(status).is_final else None,
-            exit_code=exit_code if Status(status).is_final else None,
-        )
-        assert run_writer.write_json(paths.state, state.to_json())
-        return paths
-
-    return make
+RUNNING = Status.RUNNING
 
 
 def run(command: str, *args: str, answer: str | None = None) -> tuple[int, str, str]:
@@ -88,19 +44,21 @@ def run(command: str, *args: str, answer: str | None = None) -> tuple[int, str, 
 def lost(make_run: MakeRun) -> RunPaths:
     gone = subprocess.Popen(["true"])
     gone.wait()
-    return make_run("lost", "running", pid=gone.pid)
+    return make_run("lost", status=RUNNING, pid=gone.pid)
 
 
 @pytest.mark.parametrize(
     ("status", "code"), [("succeeded", 0), ("failed", 1), ("interrupted", 130)]
 )
-def test_wait_returns_the_exit_code_of_an_ended_run(
+def test_wait_returns_the_exit_code_of_an_ended_run_and_down_says_how_it_ended(
     make_run: MakeRun, status: str, code: int
 ) -> None:
-    paths = make_run(status=status, exit_code=code)
+    paths = make_run(status=Status(status), exit_code=code)
     assert run("wait", paths.run_id)[0] == code
     out = run("wait", "--json", paths.run_id)[1]
     assert json.loads(out) == {"run": paths.run_id, "status": status, "exit_code": code}
+    said = f"{paths.run_id} had already ended: {status}\n"
+    assert run("down", paths.run_id)[::2] == (0, said)
 
 
 def test_wait_and_down_do_not_hang_on_a_lost_run(lost: RunPaths) -> None:
@@ -112,12 +70,6 @@ def test_wait_and_down_do_not_hang_on_a_lost_run(lost: RunPaths) -> None:
     assert json.loads(out) == [{"run": lost.run_id, "status": "lost"}]
 
 
-def test_down_of_an_ended_run_says_how_it_ended(make_run: MakeRun) -> None:
-    paths = make_run(status="failed", exit_code=1)
-    code, _, message = run("down", paths.run_id)
-    assert (code, message) == (0, f"{paths.run_id} had already ended: failed\n")
-
-
 def test_down_and_wait_without_a_live_run_are_refused_except_down_all(make_run: MakeRun) -> None:
     make_run()
     assert run("down")[0] == run("wait")[0] == 2
@@ -125,7 +77,7 @@ def test_down_and_wait_without_a_live_run_are_refused_except_down_all(make_run: 
 
 
 def test_down_of_a_coordinator_that_does_not_listen_names_its_pid(make_run: MakeRun) -> None:
-    paths = make_run(status="running")
+    paths = make_run(status=RUNNING)
     code, _, message = run("down", paths.run_id)
     assert code == 3
     assert f"pid {this_process().pid}" in message
@@ -156,8 +108,8 @@ def test_down_all_continues_after_a_run_that_does_not_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("tfcluster.rundir.waiting.LISTENS_WITHIN_S", 0.0)
-    silent = make_run("silent", "running", age_s=DAY_S)
-    contained = make_run("contained", age_s=DAY_S)
+    silent = make_run("silent", status=RUNNING, started=time.time() - DAY_S)
+    contained = make_run("contained", started=time.time() - DAY_S)
     used_lost_docker(contained)
     code, _out, message = run("down", "--all")
     assert code == 3
@@ -196,7 +148,7 @@ def test_scale_to_refuses_runs_that_have_ended_or_do_not_answer(
     make_run: MakeRun, lost: RunPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tfcluster.rundir.waiting.LISTENS_WITHIN_S", 0.0)
-    ended, silent = make_run("ended"), make_run("silent", "running")
+    ended, silent = make_run("ended"), make_run("silent", status=RUNNING)
     code, _, message = run("scale-to", "nobody", "2")
     assert (code, "no run is named 'nobody'" in message) == (2, True)
     for paths in (ended, lost):
@@ -210,7 +162,7 @@ def test_scale_to_refuses_runs_that_have_ended_or_do_not_answer(
 def test_scale_to_shows_the_answer_of_the_coordinator(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    paths = make_run(status="running")
+    paths = make_run(status=RUNNING)
     monkeypatch.setattr(
         "tfcluster.rundir.control.scale_to", lambda path, workers: f"{workers} from now on"
     )
@@ -218,10 +170,6 @@ def test_scale_to_shows_the_answer_of_the_coordinator(
     assert (code, message.strip()) == (0, f"{paths.run_id}: 2 from now on")
     code, out, _ = run("scale-to", "--json", paths.run_id, "2")
     assert json.loads(out) == {"run": paths.run_id, "workers": 2, "answer": "2 from now on"}
-
-
-def test_scale_to_names_the_job_of_a_submitted_run(make_run: MakeRun) -> None:
-    paths = make_run(status="running")
     state = registry.load(paths)
     state.job = {"backend": "slurm", "id": "17", "restarts": 0}
     assert run_writer.write_json(paths.state, state.to_json())
@@ -229,44 +177,31 @@ def test_scale_to_names_the_job_of_a_submitted_run(make_run: MakeRun) -> None:
     assert (code, "its coordinator runs in a job of slurm" in message) == (2, True)
 
 
-def test_rm_refuses_a_live_run_and_then_deletes_nothing(make_run: MakeRun) -> None:
-    over, live = make_run("over"), make_run("live", "running")
-    code, _, message = run("rm", over.run_id, live.run_id)
-    assert code == 2
-    assert f"{live.run_id} is live" in message
-    assert over.root.exists()
-    assert live.root.exists()
-
-
-def test_rm_deletes_all_runs_that_it_can(
+def test_rm_deletes_each_run_that_it_can_once_and_nothing_beside_a_live_one(
     make_run: MakeRun, lost: RunPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def unreached(paths: RunPaths, say: object) -> None:
         raise NodeLostError("far: its tasks may run until 12:00:00", fix="later")
 
     monkeypatch.setattr("tfcluster.coordinator.cleanup.end_on_hosts", unreached)
-    over = make_run("over", "failed")
-    code, out, message = run("rm", "--json", lost.run_id, over.run_id)
+    over, live = make_run("over", status=Status.FAILED), make_run("live", status=RUNNING)
+    code, _, message = run("rm", over.run_id, live.run_id)
+    assert (code, f"{live.run_id} is live" in message) == (2, True)
+    assert over.root.exists()
+    code, out, message = run("rm", "--json", lost.run_id, over.run_id, over.run_id[-4:])
     assert (code, json.loads(out)) == (3, [over.run_id])
     assert "far: its tasks may run until" in message
     assert lost.root.exists()
     assert not over.root.exists()
-
-
-def test_rm_deletes_each_run_once(make_run: MakeRun, lost: RunPaths) -> None:
-    over = make_run("over")
-    code, out, _ = run("rm", "--json", over.run_id, over.run_id[-4:], lost.run_id)
-    assert code == 0
-    assert json.loads(out) == [over.run_id, lost.run_id]
-    assert registry.runs() == []
     assert run("rm", over.run_id)[0] == 2
 
 
 @pytest.fixture
 def five(make_run: MakeRun) -> list[RunPaths]:
     """Return ended runs of 4 days ago to today; the oldest run of all is still live."""
-    ages = [make_run(f"r{age}", age_s=age * DAY_S) for age in (4, 3, 2, 1, 0)]
-    make_run("live", "running", age_s=9 * DAY_S)
+    now = time.time() - 60
+    ages = [make_run(f"r{age}", started=now - age * DAY_S) for age in (4, 3, 2, 1, 0)]
+    make_run("live", status=RUNNING, started=now - 9 * DAY_S)
     return ages
 
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
-
-from tfcluster.cli.main import main
+from tests.launcher.conftest import Tfcluster
 
 SPEC = '{"cluster": {"worker": 2}, "job": {"script": "t.py"}}'
 
@@ -26,73 +24,49 @@ def folder(
     return tmp_path
 
 
-def export(monkeypatch: pytest.MonkeyPatch, *args: str) -> object:
-    """Run `tfcluster export ARGS`; return its exit code."""
-    monkeypatch.setattr(sys, "argv", ["tfcluster", "export", *args])
-    with pytest.raises(SystemExit) as end:
-        main()
-    return end.value.code
-
-
 def test_stdout_is_the_file_and_what_it_needs_goes_to_stderr(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    folder: Path, tfcluster: Tfcluster
 ) -> None:
-    assert export(monkeypatch, "--format", "compose", "--", "--epochs", "3") == 0
-    out, err = capfd.readouterr()
-    service = yaml.safe_load(out)["services"]["worker-1"]
+    done = tfcluster("export", "--format", "compose", "--", "--epochs", "3")
+    assert done.code == 0
+    service = yaml.safe_load(done.out)["services"]["worker-1"]
     assert service["entrypoint"][-2:] == ["--epochs", "3"]
     assert service["user"] == f"{os.getuid()}:{os.getgid()}"
     image = "the image tfcluster-join:latest, which `tfcluster build --join` makes"
-    assert err == f"the file needs {image}\n"
+    assert done.err == f"the file needs {image}\n"
 
 
-def test_a_file_is_written_and_named(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_is_written_and_named(folder: Path, tfcluster: Tfcluster) -> None:
     (folder / "deploy").mkdir()
-    assert export(monkeypatch, "--format=compose", "-o", "deploy/lab.yaml") == 0
-    assert capfd.readouterr().out == "deploy/lab.yaml\n"
+    done = tfcluster("export", "--format=compose", "-o", "deploy/lab.yaml")
+    assert (done.code, done.out) == (0, "deploy/lab.yaml\n")
     text = (folder / "deploy" / "lab.yaml").read_text()
     assert "docker compose -f lab.yaml up\n" in text
     assert yaml.safe_load(text)["services"]["worker-0"]["volumes"][0]["source"] == ".."
 
 
-def test_a_file_that_cannot_be_written_is_an_error(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert export(monkeypatch, "--format=compose", "-o", "gone/lab.yaml") == 2
-    assert capfd.readouterr().err == (
+def test_a_file_that_cannot_be_written_is_an_error(folder: Path, tfcluster: Tfcluster) -> None:
+    done = tfcluster("export", "--format=compose", "-o", "gone/lab.yaml")
+    assert done.code == 2
+    assert done.err == (
         "tfcluster: gone/lab.yaml cannot be written: No such file or directory\n"
         "  → name another file: -o FILE\n"
     )
 
 
-@pytest.mark.parametrize("args", [(), ("--format", "compos")])
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        ((), "compose"),
+        (("--format", "compos"), "compose"),
+        (("--format", "jobset"), "`tfcluster up --backend kubernetes` starts the tasks"),
+        (("--format=indexed-job",), "`tfcluster up --backend kubernetes` starts the tasks"),
+    ],
+)
 def test_the_format_is_required_and_one_of_a_list(
-    args: tuple[str, ...],
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    folder: Path, tfcluster: Tfcluster, args: tuple[str, ...], said: str
 ) -> None:
-    assert export(monkeypatch, *args) == 2
-    err = capfd.readouterr().err
-    assert "--format" in err
-    assert "compose" in err
-
-
-@pytest.mark.parametrize("line", [("--format", "jobset"), ("--format=indexed-job",)])
-def test_a_format_that_was_removed_names_what_starts_the_tasks(
-    line: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert export(monkeypatch, *line) == 2
-    assert capfd.readouterr().err.endswith(
-        "'kubernetes'.\n  → `tfcluster up --backend kubernetes` starts the tasks in Kubernetes\n"
-    )
-
-
-def test_addresses_of_other_machines_are_refused_where_they_are_written(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    address = 'cluster.worker=["10.0.0.1:2222"]'
-    assert export(monkeypatch, "--format=compose", "--set", address) == 2
-    assert "docker runs all tasks on one machine" in capfd.readouterr().err
+    done = tfcluster("export", *args)
+    assert done.code == 2
+    assert "--format" in done.err
+    assert said in done.err

@@ -6,41 +6,30 @@ import contextlib
 import json
 import os
 import pty
+import shlex
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.documentation import blocks
+from tests.launcher.conftest import Tfcluster
+from tests.tables import rows
 
 from tfcluster.cli.init import format_spec, training_scripts
-from tfcluster.cli.main import COMMANDS, OTHER_WORDS, main
+from tfcluster.cli.main import COMMANDS, OTHER_WORDS
 from tfcluster.spec import yaml_text
 
 ROOT = Path(__file__).parents[3]
-Tfcluster = Callable[..., tuple[int, str]]
 
 
-@pytest.fixture
-def tfcluster(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> Tfcluster:
-    """Run a command line in a folder with a training script; return its exit code and messages."""
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Enter a folder with a training script."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TFCLUSTER_HOME", str(tmp_path / ".home"))
     Path("train.py").write_text("import tensorflow as tf\n")
-
-    def run(*args: str) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["tfcluster", *args])
-        with pytest.raises(SystemExit) as end:
-            main()
-        assert isinstance(end.value.code, int)
-        return end.value.code, capfd.readouterr().err
-
-    return run
 
 
 FOR_SCRIPT = """{
@@ -54,10 +43,12 @@ FOR_SCRIPT = """{
 
 
 def test_init_writes_a_spec_for_the_script_in_the_folder(tfcluster: Tfcluster) -> None:
-    code, said = tfcluster("init")
-    assert (code, Path("tfcluster.json").read_text()) == (0, FOR_SCRIPT)
-    assert said == "wrote tfcluster.json, which runs train.py as 2 workers; next: tfcluster up\n"
-    assert tfcluster("validate") == (0, "tfcluster.json: OK; train, 2 tasks\n")
+    done = tfcluster("init")
+    assert (done.code, Path("tfcluster.json").read_text()) == (0, FOR_SCRIPT)
+    assert (
+        done.err == "wrote tfcluster.json, which runs train.py as 2 workers; next: tfcluster up\n"
+    )
+    assert tfcluster("validate").err == "tfcluster.json: OK; train, 2 tasks\n"
 
 
 @pytest.mark.parametrize(
@@ -71,7 +62,7 @@ def test_the_documentation_shows_what_init_writes(
     tfcluster: Tfcluster, page: str, kind: str
 ) -> None:
     shown = next(block for block in blocks(ROOT / page) if block.kind == kind)
-    assert tfcluster("init", f"tfcluster.{kind}", "--script", "train.py")[0] == 0
+    assert tfcluster("init", f"tfcluster.{kind}", "--script", "train.py").code == 0
     assert Path(f"tfcluster.{kind}").read_text().strip() == shown.text.strip()
 
 
@@ -91,14 +82,14 @@ def test_what_init_writes_is_what_is_read(name: str) -> None:
 
 
 def test_a_command_in_a_hint_can_be_copied_whatever_the_files_name(tfcluster: Tfcluster) -> None:
-    assert "tfcluster init --script 'my script.py'\n" in tfcluster("init", "my script.py")[1]
-    assert "next: tfcluster up 'my spec.json'\n" in tfcluster("init", "my spec.json")[1]
+    assert "tfcluster init --script 'my script.py'\n" in tfcluster("init", "my script.py").err
+    assert "next: tfcluster up 'my spec.json'\n" in tfcluster("init", "my spec.json").err
 
 
 def test_the_file_that_is_proposed_has_the_ending_that_was_typed(tfcluster: Tfcluster) -> None:
-    assert tfcluster("init", "train.json")[0] == 0
-    assert "did you mean train.json?" in tfcluster("validate", "trian.json")[1]
-    assert "did you mean train.py?" in tfcluster("validate", "trian.py")[1]
+    assert tfcluster("init", "train.json").code == 0
+    assert "did you mean train.json?" in tfcluster("validate", "trian.json").err
+    assert "did you mean train.py?" in tfcluster("validate", "trian.py").err
 
 
 @pytest.mark.parametrize("spec", ["specs/mine.json", "../mine.json", "mine.json"])
@@ -110,8 +101,8 @@ def test_the_spec_finds_its_script_from_any_folder(
     os.chdir(tmp_path / "here")
     Path(script).parent.mkdir(exist_ok=True)
     Path(script).touch()
-    assert tfcluster("init", spec, "--script", script)[0] == 0
-    assert tfcluster("validate", spec)[0] == 0
+    assert tfcluster("init", spec, "--script", script).code == 0
+    assert tfcluster("validate", spec).code == 0
     job = json.loads(Path(spec).read_text())["job"]
     if not script.startswith(".."):  # as for `tfcluster run`, the tasks start in this folder
         assert (Path(spec).parent / job.get("workdir", ".")).resolve() == tmp_path / "here"
@@ -119,7 +110,7 @@ def test_the_spec_finds_its_script_from_any_folder(
 
 def test_a_folder_without_scripts_gets_the_example(tfcluster: Tfcluster) -> None:
     Path("train.py").rename("data.csv")
-    assert tfcluster("init")[0] == 0
+    assert tfcluster("init").code == 0
     assert "keras_mnist" in Path("tfcluster.json").read_text()
 
 
@@ -136,6 +127,7 @@ def test_training_scripts_are_told_from_modules_and_tests(tmp_path: Path) -> Non
         "setup.py": "import tensorflow",
     }.items():
         (tmp_path / name).write_text(text)
+    Path("train.py").unlink()
     assert training_scripts(tmp_path) == ["train_all.py", "evaluate.py", "fit.py"]
 
 
@@ -151,10 +143,10 @@ def test_init_chooses_the_cluster_that_the_script_needs(
     tfcluster: Tfcluster, text: str, cluster: list[int], kind: str | None, said: str
 ) -> None:
     Path("train.py").write_text(text)
-    assert said in tfcluster("init")[1]
+    assert said in tfcluster("init").err
     spec = json.loads(Path("tfcluster.json").read_text())
     assert ([*spec["cluster"].values()], spec["job"].get("kind")) == (cluster, kind)
-    assert tfcluster("validate")[0] == 0
+    assert tfcluster("validate").code == 0
 
 
 def on_a_terminal(answer: str, *args: str) -> str:
@@ -191,110 +183,90 @@ def test_on_a_terminal_init_offers_several_scripts(
     assert json.loads(Path("tfcluster.json").read_text())["job"].get("script") == runs
 
 
-# A case → its command line, and the lines that the user reads.
-MIXED_UP = {
-    "up of a script": (
-        ["up", "train.py"],
-        [
-            "train.py: this is a Python script, not a spec",
-            "tfcluster run -n 2 train.py",
-            "tfcluster init --script train.py",
-        ],
-    ),
-    "up of a script with arguments": (
-        ["up", "train.py", "--epochs", "3"],
-        ["No such option '--epochs'", "To run a script: tfcluster run train.py --epochs 3"],
-    ),
-    "up with a script's arguments": (
-        ["up", "spec.yaml", "--epochs", "3"],
-        ["No such option '--epochs'", "come after `--`"],
-    ),
-    "up with an option of an earlier version": (
-        ["up", "--coordinator", "here"],
-        ["No such option '--coordinator'", "always a pod: leave the option out"],
-    ),
-    "up with a misspelt option": (["up", "--bakend", "x"], ["Did you mean '--backend'"]),
-    "plan of a script": (["plan", "train.py"], ["tfcluster run -n 2 train.py"]),
-    "up of a shell script": (
-        ["up", "bench.sh"],
-        ["a shell script, not a spec", "tfcluster run -n 2 --no-python ./bench.sh"],
-    ),
-    "run of a spec": (
-        ["run", "-n", "4", "spec.yaml", "--epochs", "3"],
-        ["spec.yaml is a spec", "→ tfcluster up spec.yaml -- --epochs 3"],
-    ),
-    "run python": (
-        ["run", "-n", "2", "python3", "train.py", "--epochs", "3"],
-        ["leave out python3", "→ tfcluster run train.py --epochs 3"],
-    ),
-    "run of a shell script": (
-        ["run", "bench.sh", "a b"],
-        ["bench.sh is not a Python script", "→ tfcluster run --no-python ./bench.sh 'a b'"],
-    ),
-    "run with torchrun's option": (["run", "--nproc-per-node=2", "a.py"], ["Did you mean '-n'?"]),
-    "run with a misspelt option": (["run", "--pyton", "x"], ["Did you mean '--python'?"]),
-    "a command that is missing": (
-        ["run", "--no-python", "no-such-command"],
-        ["there is no command no-such-command"],
-    ),
-    "a command without ./": (
-        ["run", "--no-python", "bench.sh"],
-        ["no command bench.sh on PATH", "./bench.sh"],
-    ),
-    "a command that is not executable": (
-        ["run", "--no-python", "./bench.sh"],
-        ["not executable", "chmod +x ./bench.sh"],
-    ),
-    "run of a misspelt script": (
-        ["run", "trian.py"],
-        ["there is no script at ", "did you mean train.py?"],
-    ),
-    "run of a module and a command": (["run", "-m", "a", "--no-python"], ["exclude each other"]),
-    "up of a folder": (
-        ["up", "sub"],
-        ["this is a folder", "name the spec file in it: sub/tfcluster.yaml"],
-    ),
-    "up of a misspelt spec": (
-        ["up", "sub/tfclustr.yaml"],
-        ["no such file", "did you mean sub/tfcluster.yaml?"],
-    ),
-    "up of another ending": (["up", "spec.json"], ["no such file", "did you mean spec.yaml?"]),
-    "up of nothing": (
-        ["up"],
-        [
-            "no tfcluster.json (.jsonc, .yaml, .yml)",
-            "`tfcluster init`",
-            "without a spec: tfcluster run -n 2 train.py",
-        ],
-    ),
-    "no command but a script": (["train.py"], ["To run a script: tfcluster run train.py"]),
-    "no command but a spec": (["spec.yaml"], ["To run a spec: tfcluster up spec.yaml"]),
-    "another tool's word": (["stop"], ["No such command 'stop'. Did you mean `down`?"]),
-    "a word for two commands": (["launch"], ["Did you mean `up` or `run`?"]),
-    "a misspelt command": (["validat"], ["Did you mean 'validate'?"]),
-    "init of a script": (["init", "train.py"], ["tfcluster init --script train.py"]),
-    "init of a misspelt script": (["init", "--script", "trian.py"], ["did you mean train.py?"]),
-    "init of two things": (["init", "--script", "train.py", "--template", "a"], ["exclude"]),
-    "init beside a spec": (["init"], []),
-}
+# A command line, and below it the words that the user reads, parted by `…`.
+MIXED_UP = r"""
+up train.py
+    train.py: this is a Python script, not a spec … tfcluster run -n 2 train.py … init --script
+up train.py --epochs 3
+    No such option '--epochs' … To run a script: tfcluster run train.py --epochs 3
+up spec.yaml --epochs 3
+    No such option '--epochs' … come after `--`
+up --coordinator here
+    No such option '--coordinator' … always a pod: leave the option out
+up --bakend x
+    Did you mean '--backend'
+plan train.py
+    tfcluster run -n 2 train.py
+up bench.sh
+    a shell script, not a spec … tfcluster run -n 2 --no-python ./bench.sh
+run -n 4 spec.yaml --epochs 3
+    spec.yaml is a spec … → tfcluster up spec.yaml -- --epochs 3
+run -n 2 python3 train.py --epochs 3
+    leave out python3 … → tfcluster run train.py --epochs 3
+run bench.sh 'a b'
+    bench.sh is not a Python script … → tfcluster run --no-python ./bench.sh 'a b'
+run --nproc-per-node=2 a.py
+    Did you mean '-n'?
+run --pyton x
+    Did you mean '--python'?
+run --no-python no-such-command
+    there is no command no-such-command
+run --no-python bench.sh
+    no command bench.sh on PATH … ./bench.sh
+run --no-python ./bench.sh
+    not executable … chmod +x ./bench.sh
+run trian.py
+    there is no script at  … did you mean train.py?
+run -m a --no-python
+    exclude each other
+up sub
+    this is a folder … name the spec file in it: sub/tfcluster.yaml
+up sub/tfclustr.yaml
+    no such file … did you mean sub/tfcluster.yaml?
+up spec.json
+    no such file … did you mean spec.yaml?
+up
+    no tfcluster.json (.jsonc, .yaml, .yml) … `tfcluster init` … tfcluster run -n 2 train.py
+train.py
+    To run a script: tfcluster run train.py
+spec.yaml
+    To run a spec: tfcluster up spec.yaml
+stop
+    No such command 'stop'. Did you mean `down`?
+launch
+    Did you mean `up` or `run`?
+validat
+    Did you mean 'validate'?
+init train.py
+    tfcluster init --script train.py
+init --script trian.py
+    did you mean train.py?
+init --script train.py --template a
+    exclude
+"""
 
 
-@pytest.mark.parametrize(("line", "lines"), MIXED_UP.values(), ids=MIXED_UP)
+@pytest.mark.parametrize(("line", "words"), rows(MIXED_UP))
 def test_a_mixed_up_command_names_the_right_one(
-    tfcluster: Tfcluster, line: list[str], lines: list[str]
+    tfcluster: Tfcluster, line: str, words: str
 ) -> None:
     Path("bench.sh").write_text("#!/bin/sh\n")
     Path("spec.yaml").write_text("job: {}\n")
     Path("sub").mkdir()
     Path("sub/tfcluster.yaml").touch()
-    if line == ["init"]:
-        Path("eval.py").write_text("import tensorflow\n")
-        lines = ["several scripts: train.py, eval.py", "--script train.py", "--template"]
-    code, said = tfcluster(*line)
-    assert code == 2
-    for part in lines:
-        assert part in said
-    assert "Traceback" not in said
+    done = tfcluster(*shlex.split(line))
+    assert done.code == 2
+    for part in words.split(" … "):
+        assert part in done.err
+    assert "Traceback" not in done.err
+
+
+def test_init_beside_several_scripts_asks_which(tfcluster: Tfcluster) -> None:
+    Path("eval.py").write_text("import tensorflow\n")
+    said = tfcluster("init").err
+    assert "several scripts: train.py, eval.py" in said
+    assert "--script train.py" in said
+    assert "--template" in said
 
 
 def test_the_words_of_other_tools_are_not_commands_and_mean_one() -> None:
@@ -305,9 +277,9 @@ def test_the_words_of_other_tools_are_not_commands_and_mean_one() -> None:
 
 def test_init_does_not_write_a_second_default_spec(tfcluster: Tfcluster) -> None:
     Path("tfcluster.yaml").write_text("job: {}\n")
-    code, said = tfcluster("init")
-    assert (code, "tfcluster.yaml already exists" in said) == (2, True)
-    assert tfcluster("init", "--force")[0] == 0
+    done = tfcluster("init")
+    assert (done.code, "tfcluster.yaml already exists" in done.err) == (2, True)
+    assert tfcluster("init", "--force").code == 0
     assert Path("tfcluster.yaml").read_text().startswith("# yaml-language-server: $schema=")
     assert not Path("tfcluster.json").exists()
 
@@ -317,5 +289,5 @@ def test_a_job_of_its_own_needs_a_scheduler(
 ) -> None:
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     Path("spec.json").write_text('{"cluster": {"worker": 1}, "job": {"script": "train.py"}}')
-    code, messages = tfcluster("up", "--submit", "spec.json")
-    assert (code, "name a scheduler: --backend slurm" in messages) == (2, True)
+    done = tfcluster("up", "--submit", "spec.json")
+    assert (done.code, "name a scheduler: --backend slurm" in done.err) == (2, True)

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.forked import ForkServer, outer_environment, read_at_start
+from tests.launcher.cli.conftest import Forked, environ
 
-Tfcluster = Callable[..., subprocess.CompletedProcess[str]]
 FIXED = {
     "cluster": {"worker": ["127.0.0.1:2222", "127.0.0.1:2223"]},
     "job": {"script": "train.py", "env": {"WORDS": "it's $HOME"}, "secrets": ["KEY"]},
 }
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def folder(tmp_path: Path) -> Path:
     """Return a folder with a job on fixed ports that needs no TensorFlow, and its spec."""
     (tmp_path / "tfcluster.json").write_text(json.dumps(FIXED))
@@ -29,46 +25,17 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def environ(folder: Path) -> dict[str, str]:
-    kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
-    kept |= read_at_start(outer_environment())
-    return kept | {
-        "TFCLUSTER_HOME": str(folder / "home"),
-        "XDG_CACHE_HOME": str(folder / "cache"),
-        "VIRTUAL_ENV": sys.prefix,
-        "KEY": "s3cret",
-        "TF_CONFIG": "{}",
-    }
-
-
-@pytest.fixture
-def tfcluster(folder: Path, fork_server: ForkServer) -> Tfcluster:
-    """Run a command line in the folder."""
-
-    def run(*args: str) -> subprocess.CompletedProcess[str]:
-        pipe, env = subprocess.PIPE, environ(folder)
-        command = fork_server.start(args, cwd=folder, env=env, stdout=pipe, stderr=pipe)
-        out, err = command.communicate(timeout=200)
-        return subprocess.CompletedProcess(args, command.returncode, out.decode(), err.decode())
-
-    return run
-
-
-def test_the_table_goes_to_stdout(tfcluster: Tfcluster) -> None:
-    result = tfcluster("plan", "--python", sys.executable)
+def test_the_table_goes_to_stdout_and_nothing_is_started(folder: Path, forked: Forked) -> None:
+    result = forked("plan", "--python", sys.executable)
     assert (result.returncode, result.stderr) == (0, "")
     assert "worker:1  local  127.0.0.1:2223" in result.stdout
     assert f"{sys.executable} (--python)" in result.stdout
-
-
-def test_nothing_is_started_and_no_run_is_made(folder: Path, tfcluster: Tfcluster) -> None:
-    tfcluster("plan")
     assert not (folder / "home").exists()
 
 
-def test_json_is_one_object_with_obstacles(tfcluster: Tfcluster) -> None:
+def test_json_is_one_object_with_obstacles(forked: Forked) -> None:
     sets = ("--set", "job.args=[]", "--set", "strategy.communication=NCCL")
-    result = tfcluster("plan", "--json", *sets, "--", "--epochs", "3")
+    result = forked("plan", "--json", *sets, "--", "--epochs", "3")
     data = json.loads(result.stdout)
     assert result.returncode == 0
     assert data["tasks"][0]["command"]["argv"][-2:] == ["--epochs", "3"]
@@ -76,33 +43,13 @@ def test_json_is_one_object_with_obstacles(tfcluster: Tfcluster) -> None:
     assert "s3cret" not in result.stdout
 
 
-def test_one_task_is_printed_as_a_runnable_script(folder: Path, tfcluster: Tfcluster) -> None:
-    result = tfcluster("plan", "--task", "worker:1", "--python", sys.executable)
+def test_one_task_is_printed_as_a_runnable_script(folder: Path, forked: Forked) -> None:
+    result = forked("plan", "--task", "worker:1", "--python", sys.executable)
     done = subprocess.run(
         ["sh", "-eu"], input=result.stdout, env=environ(folder), capture_output=True, text=True
     )
     assert json.loads(done.stdout)["task"] == {"type": "worker", "index": 1}
     assert "# job.env" in result.stdout
-
-
-@pytest.mark.parametrize("columns", [30, 200])
-def test_plan_works_at_any_terminal_width(
-    folder: Path, fork_server: ForkServer, columns: int
-) -> None:
-    reader, writer = pty.openpty()
-    env = environ(folder) | {"COLUMNS": str(columns)}
-    done = fork_server.start(["plan"], cwd=folder, env=env, stdout=writer, stderr=writer)
-    os.close(writer)
-    shown = b""
-    while True:
-        try:
-            block = os.read(reader, 65536)
-        except OSError:  # on Linux: the last writer has closed its end
-            break
-        shown += block
-    os.close(reader)
-    assert done.wait() == 0
-    assert b"127.0.0.1:2223" in shown
 
 
 @pytest.mark.parametrize(
@@ -114,21 +61,16 @@ def test_plan_works_at_any_terminal_width(
         (("env", "tfcluster.json", "ps:0"), "the plan has no task ps:0"),
         (("env", "tfcluster.json", "worker:0", "--set", 'cluster={"worker":2}'), "fixed"),
         (("plan", "--set", "job.env.A=null"), "export A="),
+        (("plan", "--python", "no/python"), "no/python (--python)"),
     ],
 )
 def test_a_mistake_exits_with_2_and_a_fix(
-    tfcluster: Tfcluster, args: tuple[str, ...], message: str
+    forked: Forked, args: tuple[str, ...], message: str
 ) -> None:
-    result = tfcluster(*args)
+    result = forked(*args)
     assert (result.returncode, result.stdout) == (2, "")
     assert message in result.stderr
     assert "Traceback" not in result.stderr
-
-
-def test_a_missing_python_exits_with_2(folder: Path, tfcluster: Tfcluster) -> None:
-    result = tfcluster("plan", "--python", "no/python")
-    assert result.returncode == 2
-    assert f"there is no Python at {folder}/no/python (--python)" in result.stderr
 
 
 # A case → the spec (FIXED with changes), options, and the exit code of both commands.
@@ -142,13 +84,13 @@ SAME_CODES: dict[str, tuple[Any, tuple[str, ...], int]] = {
 
 @pytest.mark.parametrize(("change", "options", "code"), SAME_CODES.values(), ids=SAME_CODES)
 def test_plan_and_validate_agree(
-    folder: Path, tfcluster: Tfcluster, change: Any, options: tuple[str, ...], code: int
+    folder: Path, forked: Forked, change: Any, options: tuple[str, ...], code: int
 ) -> None:
     spec = folder / "tfcluster.json"
     spec.write_text(json.dumps({**FIXED, **change}))
-    planned, checked = (tfcluster(name, *options) for name in ("plan", "validate"))
+    planned, checked = (forked(name, *options) for name in ("plan", "validate"))
     assert (planned.returncode, checked.returncode) == (code, code)
-    answer = tfcluster("validate", "--json", *options)
+    answer = forked("validate", "--json", *options)
     assert (answer.returncode, json.loads(answer.stdout)["valid"]) == (code, code == 0)
     if code:
         assert planned.stderr == checked.stderr
@@ -157,11 +99,11 @@ def test_plan_and_validate_agree(
 
 @pytest.mark.parametrize("command", ["plan", "up", "run"])
 def test_every_command_refuses_a_missing_script_with_the_same_message(
-    folder: Path, tfcluster: Tfcluster, command: str
+    folder: Path, forked: Forked, command: str
 ) -> None:
     (folder / "train.py").unlink()
     what = ["train.py"] if command == "run" else ["tfcluster.json"]
-    result = tfcluster(command, *what)
+    result = forked(command, *what)
     assert (result.returncode, result.stdout) == (2, "")
     place = "tfcluster run" if command == "run" else "tfcluster.json:1:81"
     assert result.stderr == (
@@ -190,20 +132,12 @@ def test_exports_start_a_task_by_hand(folder: Path) -> None:
     assert done.returncode == 0
 
 
-def test_exports_hold_no_secret(tfcluster: Tfcluster) -> None:
-    assert "s3cret" not in tfcluster("env", "tfcluster.json", "worker:0").stdout
-
-
-def test_hosts_of_the_command_line_replace_those_of_the_spec(
-    tfcluster: Tfcluster, folder: Path
-) -> None:
+def test_hosts_of_the_command_line_replace_those_of_the_spec(forked: Forked, folder: Path) -> None:
     (folder / "lab").write_text("anna@gpu1 slots=2\n")
-    result = tfcluster("plan", "--hosts", "lab", "--json")
+    result = forked("plan", "--hosts", "lab", "--json")
     plan = json.loads(result.stdout)
     assert [(task["host"], task["port"]) for task in plan["tasks"]] == [("gpu1", 0)] * 2
     assert [node["destination"] for node in plan["nodes"]] == ["anna@gpu1"]
-    result = tfcluster(
-        "plan", "--hosts", "gpu1:2", "--exclude", "gpu1:worker:0", "--exclude", "gpu2"
-    )
+    result = forked("plan", "--hosts", "gpu1:2", "--exclude", "gpu1:worker:0", "--exclude", "gpu2")
     assert (result.returncode, result.stdout) == (2, "")
     assert "--exclude gpu2: no task is on the host 'gpu2'" in result.stderr

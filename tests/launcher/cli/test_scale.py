@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-from tfcluster.cli.main import main
+from tests.launcher.conftest import Tfcluster
 
 Refused = Callable[..., str]
 
 
 @pytest.fixture
 def refused(
-    home_dir: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    tfcluster: Tfcluster, home_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Refused:
     """Run `scale` on a spec with these changes; return its error, which has exit code 2."""
     monkeypatch.chdir(tmp_path)
@@ -29,13 +24,10 @@ def refused(
     def run(*args: str, **changed: Any) -> str:
         spec = {"cluster": {"worker": 2}, "job": {"script": "train.py"}, **changed}
         (tmp_path / "train.json").write_text(json.dumps(spec))
-        monkeypatch.setattr(sys, "argv", ["tfcluster", "scale", "train.json", *args])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = capfd.readouterr()
-        assert (ended.value.code, out) == (2, "")
+        done = tfcluster("scale", "train.json", *args)
+        assert (done.code, done.out) == (2, "")
         assert not list(home_dir.glob("runs/*"))
-        return err
+        return done.err
 
     return run
 

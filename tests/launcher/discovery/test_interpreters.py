@@ -9,7 +9,7 @@ import pytest
 
 from tfcluster.discovery.interpreters import choose, read
 from tfcluster.discovery.machine_facts import gather
-from tfcluster.errors import InterpreterError, UsageError
+from tfcluster.errors import InterpreterError
 from tfcluster.plans.placement import place_tasks
 from tfcluster.spec.model import ClusterSpec
 
@@ -116,23 +116,12 @@ def test_a_shim_on_path_is_replaced_by_the_python_it_chooses(tmp_path: Path) -> 
     assert asked.path == str(shim)
 
 
-def test_the_python_of_tfcluster_is_the_last_choice(tmp_path: Path) -> None:
-    found = choose(None, "", base=tmp_path, workdir=tmp_path, environ={"PATH": "/nowhere"})()
-    assert found.path == sys.executable
-
-
 @pytest.mark.parametrize("python", ["venv", "venv/bin/python", "python3"])
 def test_a_requested_python_may_be_a_file_a_folder_or_a_name(tmp_path: Path, python: str) -> None:
     _, environ = environments(tmp_path)
     found = choose(python, "--python", base=tmp_path, workdir=tmp_path, environ=environ)()
     assert Path(found.path).is_absolute()
     assert found.why == "--python"
-
-
-def test_a_requested_python_that_does_not_exist_is_not_replaced_by_another(tmp_path: Path) -> None:
-    work, environ = environments(tmp_path)
-    with pytest.raises(UsageError, match=r"no Python at /no/python \(runtime\.python\)"):
-        choose("/no/python", "runtime.python", base=tmp_path, workdir=work, environ=environ)()
 
 
 def silent_python(folder: Path) -> str:

@@ -101,10 +101,6 @@ def test_a_driver_that_does_not_answer_does_not_mean_no_gpus(
     assert machine.gpus() == ([], "nvidia-smi did not answer within 0 s")
 
 
-def test_without_a_driver_there_are_no_gpus(tmp_path: Path) -> None:
-    assert visible_gpus({"PATH": str(tmp_path)}) == ()
-
-
 def test_imports_are_followed_into_the_jobs_own_modules(tmp_path: Path) -> None:
     (tmp_path / "main.py").write_text("import os\nimport mnist\nfrom pkg.data import load\n")
     (tmp_path / "mnist.py").write_text("import tensorflow as tf\nimport main\n")
@@ -115,20 +111,9 @@ def test_imports_are_followed_into_the_jobs_own_modules(tmp_path: Path) -> None:
     assert {"os", "tensorflow", "numpy"} <= facts.imports
 
 
-def test_imports_of_a_module_below_the_workdir_are_read(tmp_path: Path) -> None:
-    (tmp_path / "trainer").mkdir()
-    (tmp_path / "trainer" / "__main__.py").write_text("import tensorflow\n")
-    assert gathered({"module": "trainer"}, tmp_path).imports == frozenset({"tensorflow"})
-
-
 @pytest.mark.parametrize("job", [{"module": "json.tool"}, {"command": ["true"]}])
 def test_imports_outside_the_workdir_are_unknown(tmp_path: Path, job: dict[str, Any]) -> None:
     assert gathered(job, tmp_path).imports is None
-
-
-def test_the_env_file_is_relative_to_the_spec(tmp_path: Path) -> None:
-    (tmp_path / "my.env").write_text("A=1\n")
-    assert gathered({"command": ["x"], "env_file": "my.env"}, tmp_path).env_file == (("A", "1"),)
 
 
 def test_an_env_file_that_cannot_be_read_is_a_usage_error(tmp_path: Path) -> None:
@@ -184,3 +169,14 @@ def test_what_is_installed_beside_an_example_job_is_not_read(
     assert {"tensorflow", "one_more", "a_local_import"} <= code.imports
     assert "beside" not in code.imports
     assert gathered({"module": "tensorflow"}, tmp_path).code is None
+
+
+def test_imports_of_a_module_below_the_workdir_are_read(tmp_path: Path) -> None:
+    (tmp_path / "trainer").mkdir()
+    (tmp_path / "trainer" / "__main__.py").write_text("import tensorflow\n")
+    assert gathered({"module": "trainer"}, tmp_path).imports == frozenset({"tensorflow"})
+
+
+def test_the_env_file_is_relative_to_the_spec(tmp_path: Path) -> None:
+    (tmp_path / "my.env").write_text("A=1\n")
+    assert gathered({"command": ["x"], "env_file": "my.env"}, tmp_path).env_file == (("A", "1"),)

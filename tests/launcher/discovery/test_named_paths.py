@@ -94,11 +94,6 @@ def test_a_missing_workdir_is_the_only_problem(folder: Path) -> None:
     assert found.message == f"job.workdir: {folder}/train.py is not a folder"
 
 
-def test_a_field_that_an_option_set_is_reported_with_the_option(folder: Path) -> None:
-    (found,) = problems(folder, {"script": "train.py"}, sets=("job.script=other.py",))
-    assert found.place == "--set job.script=other.py"
-
-
 @pytest.mark.parametrize(
     ("pattern", "expected"),
     [

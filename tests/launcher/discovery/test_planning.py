@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import os
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tfcluster.discovery.planning import Planned, plan
-from tfcluster.errors import SetupError
 from tfcluster.preflight import obstacles
 from tfcluster.spec import PlanOptions
 
@@ -54,29 +52,6 @@ def test_a_machine_without_tasks_unpacks_no_bundle(tmp_path: Path, environ: dict
     assert local.split("/bundles/")[1] == boot.split("/bundles/")[1]
 
 
-def test_a_module_of_the_workers_half_is_read_without_the_bundle(
-    tmp_path: Path, environ: dict[str, str]
-) -> None:
-    path = tmp_path / "tfcluster.json"
-    spec: dict[str, Any] = {"cluster": {"worker": 2}}
-    spec["job"] = {"module": "tfcluster_workers.jobs.estimator_mnist"}
-    spec["runtime"] = {"backend": "kubernetes", "kubernetes": {"image": "x"}}
-    path.write_text(json.dumps(spec))
-    found = plan(str(path), environ=environ)
-    assert found.context.code is not None
-    assert not (tmp_path / "cache").exists()
-
-
-def test_an_obstacle_is_reported_and_raised_only_by_require(
-    tmp_path: Path, environ: dict[str, str]
-) -> None:
-    found = planned(tmp_path, environ, {"command": ["true"]}, communication="NCCL")
-    found = replace(found, context=replace(found.context, gpus=()))
-    assert ["NCCL" in str(obstacle) for obstacle in obstacles.find(found)] == [True]
-    with pytest.raises(SetupError, match="NCCL"):
-        obstacles.require(found)
-
-
 def test_arguments_of_the_command_line_are_kept_for_every_task(
     tmp_path: Path, environ: dict[str, str]
 ) -> None:
@@ -95,3 +70,16 @@ def test_arguments_of_the_command_line_are_kept_for_every_task(
     commands = [task.command.argv for task in found.plan.tasks]
     assert commands == [task.command.argv for task in again.plan.tasks]
     assert [argv[1:] for argv in commands] == [("a", "--more"), (), ("x", "--more"), ("b",)]
+
+
+def test_a_module_of_the_workers_half_is_read_without_the_bundle(
+    tmp_path: Path, environ: dict[str, str]
+) -> None:
+    path = tmp_path / "tfcluster.json"
+    spec: dict[str, Any] = {"cluster": {"worker": 2}}
+    spec["job"] = {"module": "tfcluster_workers.jobs.estimator_mnist"}
+    spec["runtime"] = {"backend": "kubernetes", "kubernetes": {"image": "x"}}
+    path.write_text(json.dumps(spec))
+    found = plan(str(path), environ=environ)
+    assert found.context.code is not None
+    assert not (tmp_path / "cache").exists()

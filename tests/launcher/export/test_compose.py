@@ -23,6 +23,10 @@ def test_services_have_the_names_of_the_tasks_and_find_each_other_by_them(
     compose: Composer,
 ) -> None:
     storage = {"checkpoints": {"dir": "/srv/ck"}}
+    with pytest.raises(SetupError, match="copies the chief's checkpoints to the evaluator"):
+        compose({"cluster": {"worker": 1, "evaluator": 1}})
+    made = compose({"cluster": {"worker": ["127.0.0.1:2222", "localhost:7777"]}})
+    assert made.cluster() == {"worker": ["worker-0:2222", "worker-1:7777"]}, "its ports are kept"
     made = compose({"cluster": {"worker": 2, "evaluator": 1}} | storage)
     assert list(made.file["services"]) == ["worker-0", "worker-1", "evaluator-0"]
     assert made.cluster() == {"worker": ["worker-0:2222", "worker-1:2222"]}
@@ -30,11 +34,6 @@ def test_services_have_the_names_of_the_tasks_and_find_each_other_by_them(
     assert made.service("worker-1")["hostname"] == "worker-1"
     assert made.env("worker-1")["TFCLUSTER_TASK"] == "worker:1"
     assert "ports" not in made.service()
-
-
-def test_a_port_of_the_spec_is_kept(compose: Composer) -> None:
-    made = compose({"cluster": {"worker": ["127.0.0.1:2222", "localhost:7777"]}})
-    assert made.cluster() == {"worker": ["worker-0:2222", "worker-1:7777"]}
 
 
 def test_without_hooks_the_file_is_complete_without_tfcluster(compose: Composer) -> None:
@@ -48,11 +47,6 @@ def test_without_hooks_the_file_is_complete_without_tfcluster(compose: Composer)
     assert service["working_dir"] == "/code"
     assert "/opt/tfcluster" not in made.text
     assert not {"TFCLUSTER_SETTINGS", "PYTHONPATH", "TF_GRPC_REUSE_PORT"} & {*made.env()}
-
-
-def test_without_hooks_the_spec_keeps_its_own_import_path(compose: Composer) -> None:
-    job = PLAIN["job"] | {"env": {"PYTHONPATH": "/code/lib"}}
-    assert compose({"job": job}).env()["PYTHONPATH"] == "/code/lib"
 
 
 def test_with_hooks_tasks_start_through_boot_in_the_image_that_has_it(compose: Composer) -> None:
@@ -128,12 +122,10 @@ def test_nothing_restarts_and_nobody_becomes_root(compose: Composer) -> None:
     assert service["security_opt"] == ["no-new-privileges:true"]
     assert service["user"] == "1234:1234"
     assert service["environment"]["HOME"] == "/tmp"
-
-
-def test_the_user_of_the_spec_is_kept(compose: Composer) -> None:
-    made = compose({"runtime": {"user": "root"}})
-    assert made.service()["user"] == "root"
-    assert "HOME" not in made.env()
+    made = compose({"runtime": {"user": "root", "network": "private"}})
+    assert (made.service()["user"], "HOME" in made.env()) == ("root", False)
+    assert made.file["networks"] == {"default": {"internal": True}}
+    assert "networks" not in compose().file
 
 
 def test_the_code_is_mounted_relative_to_the_file_of_its_project(
@@ -163,12 +155,6 @@ def test_data_is_mounted_read_only_and_shared_storage_is_not(
     assert made.env()["TFCLUSTER_CHECKPOINT_DIR"] == "/srv/ck"
     assert "It gathers checkpoints" not in made.text
     assert "It gathers checkpoints" in compose().text
-
-
-def test_a_private_network_is_internal(compose: Composer) -> None:
-    assert "networks" not in compose().file
-    made = compose({"runtime": {"network": "private"}})
-    assert made.file["networks"] == {"default": {"internal": True}}
 
 
 @pytest.mark.parametrize(
@@ -210,11 +196,6 @@ def test_parameter_servers_end_with_the_chief(compose: Composer) -> None:
     assert "--exit-code-from" not in compose().text
 
 
-def test_an_evaluator_needs_the_storage_of_the_chief(compose: Composer) -> None:
-    with pytest.raises(SetupError, match="copies the chief's checkpoints to the evaluator"):
-        compose({"cluster": {"worker": 1, "evaluator": 1}})
-
-
 def test_tasks_of_other_machines_cannot_be_exported(compose: Composer) -> None:
     with pytest.raises(SpecError, match="docker runs all tasks on one machine"):
         compose({"cluster": {"worker": ["10.0.0.1:2222"]}})
@@ -233,12 +214,11 @@ def test_what_differs_between_the_tasks_is_all_that_a_service_repeats(compose: C
     ]
 
 
-def test_a_single_task_needs_no_repetition_either(compose: Composer) -> None:
-    made = compose({"cluster": {"worker": 1}})
-    assert made.env()["TFCLUSTER_TASK"] == "worker:0"
-    assert made.service()["hostname"] == "worker-0"
-
-
 def test_the_guide_shows_what_is_written(compose: Composer) -> None:
     written = compose(PLAIN).text
     assert unprinted("guides/export.md", "services:", written) == []
+
+
+def test_without_hooks_the_spec_keeps_its_own_import_path(compose: Composer) -> None:
+    job = PLAIN["job"] | {"env": {"PYTHONPATH": "/code/lib"}}
+    assert compose({"job": job}).env()["PYTHONPATH"] == "/code/lib"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.documentation import unprinted
 
-from tfcluster.errors import SpecError, UsageError
+from tfcluster.errors import UsageError
 from tfcluster.spec import PlanOptions
 from tfcluster.spec.sections import Slurm
 
@@ -88,13 +88,6 @@ def test_the_job_starts_up_with_the_same_options(exported: Exporter, tmp_path: P
     ]
 
 
-def test_the_lines_of_the_user_come_first(exported: Exporter, tmp_path: Path) -> None:
-    runtime = {"slurm": {"setup": ["module() { :; }", "module load cuda"]}}
-    made = exported("sbatch", {"runtime": runtime}, tfcluster=(str(tmp_path / "tfcluster"),))
-    assert made.text.startswith("#!/bin/bash -l\n")
-    assert made.text.index("module load cuda\n") < made.text.index("exec ")
-
-
 def test_the_folder_of_runs_is_kept(exported: Exporter, cache: Path) -> None:
     environ = {"HOME": str(cache), "PATH": "/usr/bin:/bin", "TFCLUSTER_HOME": "/shared/my runs"}
     made = exported("sbatch", environ=environ)
@@ -131,11 +124,13 @@ def test_a_spec_without_a_file_cannot_be_started_later(
         exported("sbatch", spec="-")
 
 
-def test_addresses_cannot_be_exported_to_slurm(exported: Exporter) -> None:
-    with pytest.raises(SpecError, match="Slurm chooses the nodes"):
-        exported("sbatch", {"cluster": {"worker": ["10.0.0.1:2222"]}})
-
-
 def test_the_guide_shows_what_is_written(exported: Exporter) -> None:
     made = exported("sbatch", {"runtime": {"slurm": {"partition": "gpu", "time": "12h"}}})
     assert unprinted("guides/export.md", "#SBATCH", made.text.replace("lab", "train")) == []
+
+
+def test_the_lines_of_the_user_come_first(exported: Exporter, tmp_path: Path) -> None:
+    runtime = {"slurm": {"setup": ["module() { :; }", "module load cuda"]}}
+    made = exported("sbatch", {"runtime": runtime}, tfcluster=(str(tmp_path / "tfcluster"),))
+    assert made.text.startswith("#!/bin/bash -l\n")
+    assert made.text.index("module load cuda\n") < made.text.index("exec ")

@@ -10,7 +10,6 @@ from tfcluster.plans.environment import (
     parse_env_file,
     proxy_guards,
     resolve,
-    split_layer,
 )
 from tfcluster.plans.plan import EnvVar
 
@@ -37,14 +36,6 @@ def test_the_value_of_a_secret_is_not_shown() -> None:
     found = resolve([Layer("job.secrets", {"KEY": None})], launcher={"KEY": "s3"}, secrets={"KEY"})
     assert found["KEY"].secret
     assert "s3" not in found["KEY"].shown
-
-
-def test_set_overrides_every_field_of_the_spec() -> None:
-    written, chosen = split_layer(Layer("job.env", {"A": "set", "B": "file"}), {"job.env.A"})
-    host = Layer("runtime.hosts.*.env", {"A": "host", "B": "host"})
-    found = resolve([written, host, chosen], launcher={}, secrets=())
-    assert found["A"] == EnvVar("A", "set", "--set")
-    assert found["B"].value == "host"
 
 
 def test_an_env_file_may_have_comments_quotes_and_export() -> None:

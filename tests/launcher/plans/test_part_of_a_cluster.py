@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -63,16 +64,14 @@ def test_an_unknown_task_is_refused(name: str) -> None:
 
 def test_the_tf_config_of_a_part_is_that_of_the_whole_cluster(whole: Plan) -> None:
     joined = keep_tasks(whole, OUR_TASKS)
+    assert tuple(task.id for task in joined.tasks) == OUR_TASKS
+    assert [node.name for node in joined.nodes] == ["local"]
+    assert (joined.chief, joined.by_hand) == (TaskId("chief", 0), ())
+    assert [held.task for held in hold_ports(joined, "local").ports] == list(map(str, OUR_TASKS))
+    assert from_json(Plan, json.loads(json.dumps(to_json(joined)))) == joined
     held = Attempt(joined, 1, OUR_TASKS, {task.id: task.port for task in joined.tasks})
     for task in OUR_TASKS:
         assert build(held, task) == build(fixed(whole), task)
-
-
-def test_only_the_kept_tasks_are_started(whole: Plan) -> None:
-    joined = keep_tasks(whole, OUR_TASKS)
-    assert tuple(task.id for task in joined.tasks) == OUR_TASKS
-    assert [node.name for node in joined.nodes] == ["local"]
-    assert joined.chief == TaskId("chief", 0)
 
 
 def test_a_cluster_with_a_port_that_is_not_fixed_is_refused_on_any_machine(
@@ -87,46 +86,6 @@ def test_a_plain_job_needs_no_port(plan_of: Planner) -> None:
     job = {"script": "train.py", "kind": "plain"}
     whole = plan_of({"cluster": {"worker": [f"{THIS_HOST}:0", f"{OTHER_HOST}:0"]}, "job": job})
     assert len(keep_tasks(whole, [TaskId("worker", 0)]).tasks) == 1
-
-
-def test_a_part_is_the_same_after_it_is_saved_and_loaded(whole: Plan) -> None:
-    joined = keep_tasks(whole, OUR_TASKS)
-    assert from_json(Plan, json.loads(json.dumps(to_json(joined)))) == joined
-
-
-def test_parameter_servers_need_storage_that_all_machines_share(
-    plan_of: Planner, spec_of: Any, machine: PlanContext
-) -> None:
-    """Each machine that joins has its own run, so even tasks on this machine need the storage."""
-    sections = {"cluster": CLUSTER}
-    joined = keep_tasks(plan_of(sections), OUR_TASKS)
-    assert [error.message for error in find(Planned(spec_of(sections), joined, machine))] == [
-        "a parameter-server job on several hosts needs storage that all its tasks share"
-    ]
-
-
-def test_an_evaluator_needs_the_chief_on_its_machine_or_shared_storage(
-    plan_of: Planner, spec_of: Any, machine: PlanContext
-) -> None:
-    sections = {"cluster": {"worker": [f"{THIS_HOST}:2222"], "evaluator": [f"{THIS_HOST}:2225"]}}
-    whole = plan_of(sections)
-    evaluator, worker = TaskId("evaluator", 0), TaskId("worker", 0)
-    (error,) = find(Planned(spec_of(sections), keep_tasks(whole, [evaluator]), machine))
-    assert error.message.startswith("an evaluator on several hosts needs storage")
-    assert not [*find(Planned(spec_of(sections), keep_tasks(whole, [evaluator, worker]), machine))]
-    assert not [*find(Planned(spec_of(sections), keep_tasks(whole, [worker]), machine))]
-
-
-def test_a_task_in_a_private_network_cannot_join(
-    plan_of: Planner, spec_of: Any, machine: PlanContext
-) -> None:
-    sections = {
-        "cluster": {"worker": ["127.0.0.1:2222", "127.0.0.1:2223"]},
-        "runtime": {"network": "private"},
-    }
-    joined = keep_tasks(plan_of(sections), [TaskId("worker", 0)])
-    (error,) = find(Planned(spec_of(sections), joined, machine))
-    assert "worker:1" in error.message
 
 
 def test_tuners_that_join_share_the_folder_of_the_search_although_runs_differ(
@@ -162,16 +121,11 @@ def test_a_task_started_by_hand_gets_the_port_that_is_held_for_it(plan_of: Plann
     assert [held.task for held in order.ports] == ["worker:0", "worker:1"]
     attempt = Attempt(plan, 1, (first,), {first: 4000, second: 4001})
     assert build(attempt, first)["cluster"] == {"worker": ["127.0.0.1:4000", "127.0.0.1:4001"]}
+    with pytest.raises(UsageError, match="worker:1 is not started from here"):
+        parse(["kill worker:1 at step 5"], plan)
     loaded = from_json(Plan, json.loads(json.dumps(to_json(plan))))
     assert [task.id for task in loaded.by_hand] == [second]
     assert "elsewhere" not in to_json(plan_of())
-
-
-def test_a_machine_that_joins_holds_only_its_own_ports(plan_of: Planner) -> None:
-    cluster = {"worker": ["127.0.0.1:2222", "127.0.0.1:2223"]}
-    joined = keep_tasks(plan_of({"cluster": cluster}), [TaskId("worker", 0)])
-    assert joined.by_hand == ()
-    assert [held.task for held in hold_ports(joined, "local").ports] == ["worker:0"]
 
 
 @pytest.mark.parametrize(
@@ -205,29 +159,35 @@ def test_with_fixed_ports_a_task_of_another_host_may_be_excluded(plan_of: Planne
     assert plan.task(TaskId("worker", 1)).address == f"{OTHER_HOST}:2222"
 
 
-def test_an_evaluator_whose_chief_is_started_by_hand_needs_shared_storage(
-    plan_of: Planner, spec_of: Any, machine: PlanContext
-) -> None:
-    sections = {"cluster": {"worker": 2, "evaluator": 1}}
-    whole = plan_of(sections)
-    (error,) = find(
-        Planned(spec_of(sections), exclude_tasks(whole, [TaskId("worker", 0)]), machine)
-    )
-    assert error.message.startswith("an evaluator whose chief is started by hand needs storage")
-    assert not [
-        *find(Planned(spec_of(sections), exclude_tasks(whole, [TaskId("worker", 1)]), machine))
-    ]
+HERE: dict[str, Any] = {"worker": [f"{THIS_HOST}:2222"], "evaluator": [f"{THIS_HOST}:2225"]}
+LOOPBACK: dict[str, Any] = {
+    "cluster": {"worker": ["127.0.0.1:2222", "127.0.0.1:2223"]},
+    "runtime": {"network": "private"},
+}
+ALONE: dict[str, Any] = {"cluster": {"worker": 2, "evaluator": 1}}
 
 
-def test_a_parameter_server_started_by_hand_on_this_machine_needs_no_shared_storage(
-    plan_of: Planner, spec_of: Any, machine: PlanContext
-) -> None:
-    sections = {"cluster": {"chief": 1, "worker": 1, "ps": 1}}
-    plan = exclude_tasks(plan_of(sections), [TaskId("ps", 0)])
-    assert not [*find(Planned(spec_of(sections), plan, machine))]
-
-
-def test_a_fault_in_a_task_started_by_hand_is_refused(plan_of: Planner) -> None:
-    plan = exclude_tasks(plan_of(), [TaskId("worker", 1)])
-    with pytest.raises(UsageError, match="worker:1 is not started from here"):
-        parse(["kill worker:1 at step 5"], plan)
+@pytest.mark.parametrize(
+    ("choose", "sections", "tasks", "said"),
+    [
+        # Each machine that joins has its own run, so even tasks of one machine need the storage.
+        (keep_tasks, {"cluster": CLUSTER}, "worker:0 worker:2 evaluator:0",
+         "a parameter-server job on several hosts needs storage that all its tasks share"),
+        (keep_tasks, {"cluster": HERE}, "evaluator:0", "an evaluator on several hosts needs"),
+        (keep_tasks, {"cluster": HERE}, "evaluator:0 worker:0", None),
+        (keep_tasks, {"cluster": HERE}, "worker:0", None),
+        (keep_tasks, LOOPBACK, "worker:0", "worker:1"),
+        (exclude_tasks, ALONE, "worker:0", "an evaluator whose chief is started by hand needs"),
+        (exclude_tasks, ALONE, "worker:1", None),
+        (exclude_tasks, {"cluster": {"chief": 1, "worker": 1, "ps": 1}}, "ps:0", None),
+    ],
+    ids=range(8),
+)  # fmt: skip
+def test_a_part_that_needs_storage_or_a_network_that_is_not_there_is_refused(
+    plan_of: Planner, spec_of: Any, machine: PlanContext, choose: Callable[..., Plan],
+    sections: dict[str, Any], tasks: str, said: str | None,
+) -> None:  # fmt: skip
+    part = choose(plan_of(sections), [TaskId.parse(task) for task in tasks.split()])
+    found = [error.message for error in find(Planned(spec_of(sections), part, machine))]
+    assert len(found) == (said is not None)
+    assert all(str(said) in message for message in found)

@@ -41,15 +41,6 @@ def test_the_modules_to_preload_follow_from_imports_and_setting(
     assert plan_of({"runtime": {"preload": setting}}, code=code).preload == names
 
 
-def test_a_job_that_sets_variables_read_at_the_import_is_not_preloaded(plan_of: Planner) -> None:
-    code = Code(frozenset({"tensorflow"}), sets=frozenset({"TF_CPP_MIN_LOG_LEVEL"}))
-    plan = plan_of(code=code, imports=code.imports)
-    assert plan.preload == ()
-    (note,) = [note for note in plan.notes if "job.env" in note]
-    assert "TF_CPP_MIN_LOG_LEVEL" in note
-    assert note.endswith("set them in job.env instead, and not in the files")
-
-
 @pytest.mark.parametrize(
     ("setting", "code", "words"),
     [
@@ -67,19 +58,22 @@ def test_a_preload_setting_without_effect_gives_a_note(
     assert (words is None and not notes) or (words is not None and words in notes[0])
 
 
-@pytest.mark.parametrize("name", ["MPLBACKEND", "PANDAS_COPY_ON_WRITE", "OPENCV_LOG_LEVEL"])
-def test_a_job_that_sets_a_variable_of_a_package_beside_tensorflow_is_not_preloaded(
+READ_AT_IMPORT = ("TF_CPP_MIN_LOG_LEVEL", "MPLBACKEND", "PANDAS_COPY_ON_WRITE", "OPENCV_LOG_LEVEL")
+
+
+@pytest.mark.parametrize("name", READ_AT_IMPORT)
+def test_a_job_that_sets_a_variable_read_at_the_import_is_not_preloaded(
     plan_of: Planner, name: str
 ) -> None:
     code = Code(frozenset({"tensorflow"}), sets=frozenset({name}))
-    assert plan_of(code=code, imports=code.imports).preload == ()
-
-
-def test_nothing_is_said_where_preloading_would_save_nothing(plan_of: Planner) -> None:
-    code = Code(frozenset({"tensorflow"}), sets=frozenset({"TF_CPP_MIN_LOG_LEVEL"}))
-    sections = {"cluster": {"worker": 1}, "supervision": {"max_restarts": 0}}
-    plan = plan_of(sections, code=code, imports=code.imports)
-    assert not [note for note in plan.notes if "preload" in note]
+    plan = plan_of(code=code, imports=code.imports)
+    assert plan.preload == ()
+    (note,) = [note for note in plan.notes if "job.env" in note]
+    assert name in note
+    assert note.endswith("set them in job.env instead, and not in the files")
+    alone = {"cluster": {"worker": 1}, "supervision": {"max_restarts": 0}}
+    notes = plan_of(alone, code=code, imports=code.imports).notes
+    assert not [note for note in notes if "preload" in note], "it would save nothing"
 
 
 def test_a_job_may_set_variables_that_are_read_after_the_import(plan_of: Planner) -> None:
@@ -151,11 +145,6 @@ def test_each_node_has_its_own_preloader(plan_of: Planner) -> None:
     plan = plan_of({"cluster": {"worker": addresses}}, code=KERAS_JOB)
     assert on(plan, "10.0.0.1").tasks == {"worker:0", "worker:1"}
     assert on(plan, "10.0.0.2").tasks == {"worker:2"}
-
-
-def test_each_container_has_its_own_preloader(plan_of: Planner) -> None:
-    plan = plan_of({"runtime": {"backend": "docker"}}, code=KERAS_JOB)
-    assert [on(plan, node.name).tasks for node in plan.nodes] == [{"worker:0"}, {"worker:1"}]
 
 
 def test_the_same_preloader_has_the_same_key_and_another_one_another() -> None:

@@ -150,16 +150,6 @@ def test_each_task_is_pinned_to_one_of_several_numa_nodes() -> None:
     assert [s.cores for s in pinned] == [TWO[0][:4], TWO[0][4:], TWO[1][:4], TWO[1][4:]]
 
 
-def test_every_thread_pool_is_limited() -> None:
-    assert thread_env(4) == {
-        "TF_NUM_INTRAOP_THREADS": "4",
-        "TF_NUM_INTEROP_THREADS": "4",
-        "OMP_NUM_THREADS": "4",
-        "OPENBLAS_NUM_THREADS": "4",
-        "MKL_NUM_THREADS": "4",
-    }
-
-
 def test_a_coordinator_keeps_a_thread_for_each_worker_it_waits_for() -> None:
     assert thread_env(1)["TF_NUM_INTEROP_THREADS"] == "2"
     assert thread_env(1, serving_peers=3)["TF_NUM_INTEROP_THREADS"] == "4"
@@ -215,19 +205,12 @@ def test_gpus_requested_by_one_task_are_not_given_to_another(
     assert [found[task] for task in ids] == expected
 
 
+def test_tasks_that_share_a_gpu_allocate_memory_on_demand() -> None:
+    assert shared_gpus([(0, 1), (1, 2), None]) == {1}
+    assert gpu_env((1,), shared=True)["TF_FORCE_GPU_ALLOW_GROWTH"] == "true"
+
+
 def test_an_evaluator_gets_no_gpu_of_another_task() -> None:
     ids = tasks("worker:0", "evaluator:0")
     found = divide_gpus(ids, (0, 1), None, {ids[0]: (0, 1)})
     assert found[ids[1]] == ()
-
-
-def test_the_gpus_of_a_task_set_cuda_visible_devices() -> None:
-    assert gpu_env((), shared=False) == {"CUDA_VISIBLE_DEVICES": "-1"}
-    given = {"CUDA_VISIBLE_DEVICES": "2,3"}
-    assert gpu_env((2, 3), shared=False) == given
-    assert gpu_env(None, shared=False) == {}
-
-
-def test_tasks_that_share_a_gpu_allocate_memory_on_demand() -> None:
-    assert shared_gpus([(0, 1), (1, 2), None]) == {1}
-    assert gpu_env((1,), shared=True)["TF_FORCE_GPU_ALLOW_GROWTH"] == "true"

@@ -3,47 +3,29 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.launcher.conftest import plan_of
 
 from tfcluster.plans.plan import (
     CheckpointPlan,
-    Command,
     Kind,
     Plan,
-    Supervision,
     TaskId,
-    TaskPlan,
 )
 from tfcluster.plans.tf_config import Attempt, build, environment, fixed
 
 
 def a_plan(*tasks: str, kind: Kind = "training", directory: str | None = None) -> Plan:
     """Return a plan of these tasks, each on its own port."""
-    ids = [TaskId.parse(task) for task in tasks]
-    return Plan(
-        name="p",
-        spec_path=None,
-        kind=kind,
-        strategy="multi_worker_mirrored",
-        nodes=(),
-        tasks=tuple(
-            TaskPlan(
-                id=task,
-                node="local",
-                host="127.0.0.1",
-                port=2222 + place,
-                command=Command((), (), "/"),
-                in_cluster=task.job != "evaluator",
-            )
-            for place, task in enumerate(ids)
-        ),
-        prepare={},
-        supervision=Supervision(),
-        checkpoints=CheckpointPlan(dir=directory),
-        hooks=True,
+    plan = plan_of(*tasks, kind=kind)
+    placed = tuple(
+        replace(task, port=2222 + place, in_cluster=task.id.job != "evaluator")
+        for place, task in enumerate(plan.tasks)
     )
+    return replace(plan, tasks=placed, checkpoints=CheckpointPlan(dir=directory))
 
 
 def config(plan: Plan, task: str, *, without: str | None = None) -> dict[str, Any]:
@@ -65,33 +47,6 @@ def values(attempt: Attempt, task: str, restored_step: int | None = None) -> dic
     return {var.name: var.value for var in found}
 
 
-def test_two_workers_have_one_cluster_and_their_own_index() -> None:
-    plan = a_plan("worker:0", "worker:1")
-    cluster = {"worker": ["127.0.0.1:2222", "127.0.0.1:2223"]}
-    assert config(plan, "worker:0") == {
-        "cluster": cluster,
-        "task": {"type": "worker", "index": 0},
-    }
-    assert config(plan, "worker:1")["task"] == {"type": "worker", "index": 1}
-    assert config(plan, "worker:1")["cluster"] == cluster
-
-
-def test_one_worker_also_forms_a_cluster() -> None:
-    assert config(a_plan("worker:0"), "worker:0")["cluster"] == {"worker": ["127.0.0.1:2222"]}
-
-
-def test_an_evaluator_is_only_in_its_own_tf_config() -> None:
-    plan = a_plan("worker:0", "worker:1", "evaluator:0")
-    assert "evaluator" not in config(plan, "worker:0")["cluster"]
-    assert config(plan, "evaluator:0") == {
-        "cluster": {
-            "worker": ["127.0.0.1:2222", "127.0.0.1:2223"],
-            "evaluator": ["127.0.0.1:2224"],
-        },
-        "task": {"type": "evaluator", "index": 0},
-    }
-
-
 def test_jobs_are_in_tensorflows_order() -> None:
     plan = a_plan("ps:0", "worker:1", "worker:0", "chief:0")
     assert list(config(plan, "ps:0")["cluster"]) == ["chief", "worker", "ps"]
@@ -110,17 +65,11 @@ def test_a_task_outside_the_attempt_has_no_tf_config() -> None:
         config(a_plan("worker:0", "worker:1"), "worker:1", without="worker:1")
 
 
-def test_the_variable_tf_config_is_one_line_of_json() -> None:
-    plan = a_plan("worker:0", "worker:1")
-    text = values(fixed(plan), "worker:1")["TF_CONFIG"]
-    assert "\n" not in text
-    assert json.loads(text) == config(plan, "worker:1")
-
-
 def test_chosen_ports_replace_those_of_the_spec() -> None:
     plan = a_plan("worker:0")
     attempt = Attempt(plan, 2, (TaskId("worker", 0),), {TaskId("worker", 0): 40001})
     found = values(attempt, "worker:0")
+    assert "\n" not in found["TF_CONFIG"]
     assert json.loads(found["TF_CONFIG"])["cluster"]["worker"] == ["127.0.0.1:40001"]
     assert found["TFCLUSTER_ATTEMPT"] == "2"
     assert found["TF_GRPC_REUSE_PORT"] == "1"
@@ -144,10 +93,3 @@ def test_a_shared_checkpoint_folder_replaces_the_folder_of_each_task() -> None:
     shared = values(fixed(a_plan("worker:0", directory="gs://b/x")), "worker:0")
     assert own["TFCLUSTER_CHECKPOINT_DIR"] == "/run/c"
     assert shared["TFCLUSTER_CHECKPOINT_DIR"] == "gs://b/x"
-
-
-def test_the_tasks_of_a_large_gang_share_one_list_of_addresses() -> None:
-    """A list per task would hold a million addresses for a thousand tasks, at every start."""
-    attempt = fixed(a_plan(*(f"worker:{index}" for index in range(50)), "evaluator:0"))
-    found = [build(attempt, task)["cluster"]["worker"] for task in attempt.members]
-    assert all(addresses is found[0] for addresses in found)

@@ -41,12 +41,6 @@ def test_the_oracle_has_the_chief_s_port_and_each_tuner_has_an_id(plan_of: Plann
         assert ("chief" in tuner) == (task == "chief:0")
 
 
-def test_a_restarted_tuner_keeps_its_id(plan_of: Planner) -> None:
-    plan = plan_of(SEARCH)
-    restarted = values(plan, "worker:1", number=2)
-    assert restarted["KERASTUNER_TUNER_ID"] == values(plan, "worker:1")["KERASTUNER_TUNER_ID"]
-
-
 def test_a_single_tuner_needs_no_oracle(plan_of: Planner) -> None:
     found = values(plan_of(SEARCH | {"cluster": {"worker": 1}}), "worker:0")
     assert not [name for name in found if name.startswith("KERASTUNER")]
@@ -62,10 +56,6 @@ def test_tuners_train_independently(plan_of: Planner) -> None:
     assert "TF_USE_LEGACY_KERAS" not in planned(plan, "worker:0")
 
 
-def test_the_strategy_in_the_spec_is_kept(plan_of: Planner) -> None:
-    assert plan_of(SEARCH | {"strategy": {"name": "mirrored"}}).strategy == "mirrored"
-
-
 def test_all_tasks_of_a_search_share_one_folder(plan_of: Planner) -> None:
     plan = plan_of(SEARCH)
     assert {values(plan, str(task.id))["TFCLUSTER_TUNER_DIR"] for task in plan.tasks} == {
@@ -73,10 +63,6 @@ def test_all_tasks_of_a_search_share_one_folder(plan_of: Planner) -> None:
     }
     shared = plan_of(SEARCH | {"checkpoints": {"dir": "gs://bucket/exp7/"}})
     assert values(shared, "worker:0")["TFCLUSTER_TUNER_DIR"] == "gs://bucket/exp7/tuner/r-1"
-
-
-def test_other_jobs_have_no_search_folder(plan_of: Planner) -> None:
-    assert "TFCLUSTER_TUNER_DIR" not in values(plan_of(), "worker:0")
 
 
 @pytest.mark.parametrize("gpus", [None, 1, "all", [0, 1]])
@@ -101,3 +87,7 @@ def test_only_the_port_of_the_oracle_must_be_fixed(plan_of: Planner) -> None:
     assert fixed(plan_of(SEARCH | {"cluster": cluster})).ports[TaskId("chief", 0)] == 8000
     with pytest.raises(ValueError, match="no port yet for chief:0"):
         fixed(plan_of(SEARCH))
+
+
+def test_the_strategy_in_the_spec_is_kept(plan_of: Planner) -> None:
+    assert plan_of(SEARCH | {"strategy": {"name": "mirrored"}}).strategy == "mirrored"

@@ -115,12 +115,6 @@ def test_an_agent_that_cannot_hold_ports_is_a_finding_with_its_reason(
     assert (finding.node, finding.what) == ("local", error)
 
 
-def test_an_agent_that_refuses_the_probe_is_a_finding(examine: Examine) -> None:
-    refused = {"type": "refused", "reason": "start: OSError: no room"}
-    (finding,) = examine({"hold_ports": [HELD], "start": [refused]}).fatal
-    assert f"{REFUSED} (start: OSError: no room)" in finding.what
-
-
 def test_a_node_that_is_lost_just_before_the_probe_is_a_finding(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path)
     lines = FakeHub(paths)

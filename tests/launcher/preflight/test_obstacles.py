@@ -31,10 +31,6 @@ def found_by(spec: ClusterSpec, machine: PlanContext, *addresses: str) -> list[S
     return list(obstacles.find(planned(spec, machine, *addresses)))
 
 
-def test_a_good_environment_has_no_obstacles(spec_of: SpecOf, machine: PlanContext) -> None:
-    assert found_by(spec_of({}), machine) == []
-
-
 def test_more_tasks_than_one_variable_can_list_are_refused(
     spec_of: SpecOf, machine: PlanContext
 ) -> None:
@@ -107,12 +103,6 @@ def test_tensorflow_must_be_installed_if_the_job_certainly_needs_it(
         assert "/bare/bin/python -m pip install tensorflow" in found[0].fix
 
 
-def test_an_unknown_python_is_not_checked(spec_of: SpecOf, machine: PlanContext) -> None:
-    spec = spec_of({"cluster": {"worker": ["10.0.0.1:1", "10.0.0.2:1"]}})
-    unknown = {host: Interpreter("python3", "its PATH") for host in ("10.0.0.1", "10.0.0.2")}
-    assert found_by(spec, replace(machine, interpreters=unknown)) == []
-
-
 def test_requested_keras_2_must_be_installed(spec_of: SpecOf, machine: PlanContext) -> None:
     python = Interpreter("/v/bin/python", "why", "3.11.7", {"tensorflow": "2.21.0"})
     context = replace(machine, interpreters={"local": python})
@@ -171,59 +161,34 @@ def test_nccl_needs_a_gpu_for_each_task(
     assert all(o.exit_code == 3 for o in found)
 
 
+FOR_EACH = "resources.gpus requests 1 GPU for each of worker:0, worker:1,"
 TWO_LOCAL = [{"address": "localhost:0", "gpus": [0]}, {"address": "localhost:0"}]
 
 
 @pytest.mark.parametrize(
     ("sections", "gpus", "message"),
     [
-        (
-            {"resources": {"gpus": 1}},
-            (),
-            "resources.gpus requests 1 GPU for each of worker:0, worker:1,"
-            " but this machine has no GPU",
-        ),
-        (
-            {"resources": {"gpus": 1}},
-            (4,),
-            "resources.gpus requests 1 GPU for each of worker:0, worker:1,"
-            " but this machine has 1 (GPU 4)",
-        ),
+        ({"resources": {"gpus": 1}}, (), f"{FOR_EACH} but this machine has no GPU"),
+        ({"resources": {"gpus": 1}}, (4,), f"{FOR_EACH} but this machine has 1 (GPU 4)"),
         ({"resources": {"gpus": 1}}, (0, 1), None),
         ({"resources": {"gpus": 1}}, None, None),
-        (
-            {"resources": {"gpus": [0, 7, 8]}},
-            (0, 1),
-            "resources.gpus requests GPU 7, 8, but this machine has 2 (GPU 0, 1)",
-        ),
+        ({"resources": {"gpus": [0, 7, 8]}}, (0, 1),
+         "resources.gpus requests GPU 7, 8, but this machine has 2 (GPU 0, 1)"),
         ({"resources": {"gpus": [1]}}, (0, 1), None),
         ({"resources": {"gpus": 0}}, (), None),
         ({"resources": {"gpus": "all"}}, (), None),
         ({}, (), None),
-        (
-            {"cluster": {"worker": TWO_LOCAL}},
-            (),
-            "cluster.worker.0.gpus requests GPU 0, but this machine has no GPU",
-        ),
-        (
-            {"cluster": {"worker": TWO_LOCAL}, "resources": {"gpus": 1}},
-            (0,),
-            "resources.gpus requests 1 GPU for worker:1, but this machine has no GPU left",
-        ),
+        ({"cluster": {"worker": TWO_LOCAL}}, (),
+         "cluster.worker.0.gpus requests GPU 0, but this machine has no GPU"),
+        ({"cluster": {"worker": TWO_LOCAL}, "resources": {"gpus": 1}}, (0,),
+         "resources.gpus requests 1 GPU for worker:1, but this machine has no GPU left"),
         ({"cluster": {"worker": TWO_LOCAL}, "resources": {"gpus": 1}}, (0, 1), None),
         ({"cluster": {"chief": 1, "worker": 1, "ps": 1}, "resources": {"gpus": 1}}, (0, 1), None),
-        (
-            {"cluster": {"worker": ["10.0.0.1:1", "10.0.0.2:1"]}, "resources": {"gpus": 1}},
-            (),
-            None,
-        ),
-        (
-            {"runtime": {"backend": "docker"}, "resources": {"gpus": [3]}},
-            (0,),
-            "resources.gpus requests GPU 3, but this machine has 1 (GPU 0)",
-        ),
+        ({"cluster": {"worker": ["10.0.0.1:1", "10.0.0.2:1"]}, "resources": {"gpus": 1}}, (), None),
+        ({"runtime": {"backend": "docker"}, "resources": {"gpus": [3]}}, (0,),
+         "resources.gpus requests GPU 3, but this machine has 1 (GPU 0)"),
     ],
-)
+)  # fmt: skip
 def test_requested_gpus_must_be_present(
     spec_of: SpecOf,
     machine: PlanContext,
@@ -245,13 +210,6 @@ def test_missing_gpus_are_reported_with_the_field_and_cuda_visible_devices(
     (found,) = found_by(spec_of(sections), replace(machine, gpus=(), environ=shell))
     assert found.message.endswith("has no GPU; CUDA_VISIBLE_DEVICES is 'MIG-7' in this shell")
     assert "--set cluster.worker.0.gpus=0" in found.fix
-
-
-def test_the_gpus_of_a_remote_docker_daemon_are_not_checked(
-    spec_of: SpecOf, machine: PlanContext
-) -> None:
-    spec = spec_of({"runtime": {"backend": "docker"}, "resources": {"gpus": 2}})
-    assert found_by(spec, replace(machine, gpus=())) == []
 
 
 def test_requesting_all_gpus_of_a_machine_without_gpus_gives_a_note(
@@ -309,12 +267,6 @@ def test_a_private_network_allows_only_loopback_addresses(
         assert "runtime.network=host" in obstacle.fix
 
 
-def test_require_raises_the_first_obstacle(spec_of: SpecOf, machine: PlanContext) -> None:
-    spec = spec_of({"strategy": {"communication": "NCCL"}})
-    with pytest.raises(SetupError, match="NCCL"):
-        obstacles.require(planned(spec, machine))
-
-
 SEARCHES = Code(imports=frozenset({"keras_tuner"}), has_tuner=True, calls_search=True)
 
 
@@ -365,3 +317,10 @@ def test_words_before_the_python_are_refused_where_none_is_reached_by_a_command(
     assert "--set 'runtime.wrap=[]'" in error.fix
     is_here = backend == "local"
     assert ("apptainer exec tf.sif tfcluster" in error.fix) is is_here
+
+
+def test_the_gpus_of_a_remote_docker_daemon_are_not_checked(
+    spec_of: SpecOf, machine: PlanContext
+) -> None:
+    spec = spec_of({"runtime": {"backend": "docker"}, "resources": {"gpus": 2}})
+    assert found_by(spec, replace(machine, gpus=())) == []

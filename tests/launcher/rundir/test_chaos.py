@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import signal
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,13 +12,9 @@ from tests.launcher.conftest import plan_of
 
 from tfcluster.agent import catalogue as msg
 from tfcluster.errors import UsageError
-from tfcluster.nodes import orders
-from tfcluster.nodes.remote_folders import site_of
-from tfcluster.plans.plan import EnvVar, Plan, TaskId
-from tfcluster.plans.tf_config import Attempt
+from tfcluster.plans.plan import Plan, TaskId
 from tfcluster.rundir import chaos
 from tfcluster.rundir.chaos import Fault
-from tfcluster.rundir.paths import RunPaths
 
 W0, W1 = TaskId("worker", 0), TaskId("worker", 1)
 
@@ -147,24 +141,3 @@ def test_a_plain_job_accepts_no_fault_at_a_step_or_at_join() -> None:
     assert "reports no steps" in error_of("kill worker:1 at step 5", plain)
     assert "never waits" in error_of("kill worker:1 at join", plain)
     assert parse_one("kill worker:1 at start", plain).place == "start"
-
-
-def test_the_start_order_adds_the_faults_to_the_settings(paths: RunPaths) -> None:
-    plan = plan_of()
-    settings = EnvVar("TFCLUSTER_SETTINGS", '{"communication": "RING"}', "tfcluster")
-    tasks = tuple(replace(t, command=replace(t.command, env=(settings,))) for t in plan.tasks)
-    attempt = Attempt(replace(plan, tasks=tasks), 1, (W0, W1), {W0: 1000, W1: 1001})
-    faults = chaos.parse(["kill worker:1 at step 5"], plan)
-    order = orders.start(
-        attempt,
-        site_of("local", paths, msg.Welcome(pid=5, guard_pid=6)),
-        holds_ports=True,
-        only=attempt.members,
-        restored_step=None,
-        faults=faults,
-        proxy_env={},
-        assigned={},
-    )
-    found = [json.loads(task.env["TFCLUSTER_SETTINGS"]) for task in order.tasks]
-    assert found[0] == {"communication": "RING"}
-    assert found[1] == {"communication": "RING", "chaos": chaos.settings_for(faults, W1, 1)}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tfcluster.errors import RunFolderError, SetupError
+from tfcluster.errors import SetupError
 from tfcluster.rundir import paths, run_writer
 
 
@@ -53,12 +53,6 @@ def test_the_id_of_another_run_is_not_reused(home_dir: Path) -> None:
     second = run_writer.make_new(lambda: next(ids), home_dir)
     assert (first.run_id, second.run_id) == ("demo-1", "demo-2")
     assert (home_dir / "latest").resolve() == second.root
-
-
-def test_a_home_folder_that_is_a_file_is_an_error(home_dir: Path) -> None:
-    home_dir.write_text("")
-    with pytest.raises(RunFolderError, match="File exists"):
-        run_writer.make_new(lambda: "demo-1", home_dir)
 
 
 @pytest.mark.parametrize(

@@ -78,16 +78,9 @@ def test_curves_have_time_step_and_value_and_the_chief_comes_first(tmp_path: Pat
 
 def test_memory_has_the_step_that_its_task_was_at(tmp_path: Path) -> None:
     used = ev.Usage(node="local", tasks={"worker:0": {"rss_bytes": 1.0}})
-    assert points_of(read_history(folder(tmp_path, progress(7), used)), "rss_bytes") == [
-        (1.0, 7, 1.0)
-    ]
-
-
-def test_memory_of_a_new_attempt_has_no_step_before_its_first_one(tmp_path: Path) -> None:
-    used = ev.Usage(node="local", tasks={"worker:0": {"rss_bytes": 1.0}})
     again = ev.TaskStarted(task="worker:0", attempt=2, node="local", pid=1)
-    found = points_of(read_history(folder(tmp_path, progress(7), again, used)), "rss_bytes")
-    assert found == [(2.0, None, 1.0)]
+    found = points_of(read_history(folder(tmp_path, progress(7), used, again, used)), "rss_bytes")
+    assert found == [(1.0, 7, 1.0), (3.0, None, 1.0)], "a new attempt has no step yet"
 
 
 def test_the_timeline_has_what_happened_and_none_of_the_reports(tmp_path: Path) -> None:
@@ -164,16 +157,14 @@ def test_what_is_malformed_is_left_out(tmp_path: Path, line: bytes) -> None:
 
 def test_many_tasks_and_names_are_limited(tmp_path: Path) -> None:
     events = [
-        progress(1, f"worker:{i}", **{f"metric{j}": 1.0 for j in range(50)}) for i in range(80)
+        progress(1, f"worker:{i}", **{f"metric{j}": 1.0 for j in range(50)})
+        for i in reversed(range(80))
     ]
-    curves = read_history(folder(tmp_path, *events)).curves
-    assert len({curve.task for curve in curves}) == 64
+    history = read_history(folder(tmp_path, *events))
+    assert history.chief == "worker:0", "although many tasks report before it"
+    curves = history.curves
+    assert len({curve.task for curve in curves}) == 65, "the chief besides"
     assert len([c for c in curves if c.task == "worker:0" and c.kind == "metric"]) == 32
-
-
-def test_the_first_worker_has_curves_although_many_tasks_report_before_it(tmp_path: Path) -> None:
-    events = [progress(1, f"worker:{i}", loss=1.0) for i in reversed(range(80))]
-    assert read_history(folder(tmp_path, *events)).chief == "worker:0"
 
 
 def test_of_many_warnings_the_first_and_the_last_stay(tmp_path: Path) -> None:

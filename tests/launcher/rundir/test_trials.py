@@ -13,7 +13,6 @@ from tfcluster.rundir.fold import apply
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.run_writer import to_line
 from tfcluster.rundir.snapshot import RunSnapshot
-from tfcluster.typed_json import from_json
 
 FOUND = {"objective": "val_loss", "direction": "min"}
 
@@ -46,28 +45,16 @@ def test_the_oracle_s_report_becomes_an_event_with_the_tuner_s_task() -> None:
     assert (event.id, event.status, event.tuner) == ("3", "RUNNING", "worker:1")
     assert (event.values, event.score) == (values, None)
     assert b'"type":"trial"' in to_line(event, seq=1, time=0.0)
-
-
-def test_a_tuner_without_a_chief_is_named_by_its_task() -> None:
-    report = {"type": "trial", "id": "0", "status": "COMPLETED", "tuner": "tuner0", "score": 0.5}
-    assert message(report, task="worker:0").tuner == "worker:0"
-
-
-def test_a_score_of_nan_is_recorded_as_none() -> None:
-    assert (
-        message({"type": "trial", "id": "0", "status": "INVALID", "score": float("nan")}).score
-        is None
-    )
+    alone = {"type": "trial", "id": "0", "status": "INVALID", "tuner": "tuner0"}
+    event = message(alone | {"score": float("nan")}, task="worker:0")
+    assert (event.tuner, event.score) == ("worker:0", None), "NaN is no score"
+    assert message({"type": "trial", "status": "RUNNING"}) is None, "it has no id"
 
 
 def test_a_tuner_s_report_is_recorded_if_it_has_a_message() -> None:
     assert message({"type": "trial_ended", "id": "0", "message": None}) is None
     event = message({"type": "trial_ended", "id": "0", "message": "ValueError: x"}, task="worker:0")
     assert (event.id, event.status, event.message) == ("0", None, "ValueError: x")
-
-
-def test_a_report_without_an_id_is_ignored() -> None:
-    assert message({"type": "trial", "status": "RUNNING"}) is None
 
 
 # -- from events to the state
@@ -92,23 +79,14 @@ def test_a_trial_is_recorded_from_its_start_to_its_score(
 def test_the_best_trial_follows_the_direction_of_the_objective(
     state: RunSnapshot, paths: RunPaths
 ) -> None:
-    scores = {"0": 0.5, "1": 0.3, "2": 0.9}
+    replay(state, paths, trial("4", "INVALID", score=0.1), trial("5", "RUNNING"))
+    scores = {"0": 0.5, "1": 0.3, "2": 0.9, "3": 0.3}
     replay(state, paths, *(trial(n, "COMPLETED", score=s, **FOUND) for n, s in scores.items()))
     assert state.best_trial == "1"
     for known in state.trials:
         known["direction"] = "max"
-    replay(state, paths, trial("3", "FAILED"))
+    replay(state, paths, trial("6", "FAILED"))
     assert state.best_trial == "2"
-
-
-def test_the_first_of_several_equal_trials_is_the_best(state: RunSnapshot, paths: RunPaths) -> None:
-    replay(state, paths, *(trial(n, "COMPLETED", score=0.5, **FOUND) for n in "012"))
-    assert state.best_trial == "0"
-
-
-def test_an_incomplete_trial_is_never_the_best(state: RunSnapshot, paths: RunPaths) -> None:
-    replay(state, paths, trial("0", "INVALID", score=0.1), trial("1", "RUNNING"))
-    assert state.best_trial is None
 
 
 def test_a_trial_that_restarts_replaces_its_earlier_record(
@@ -128,11 +106,3 @@ def test_the_reason_for_a_failed_trial_may_come_from_the_tuner(
     replay(state, paths, trial("0", "FAILED"), trial("0", None, message="ValueError: x"))
     (known,) = state.trials
     assert (known["status"], known["message"]) == ("FAILED", "ValueError: x")
-
-
-def test_trials_are_the_same_after_the_state_is_saved_and_loaded(
-    state: RunSnapshot, paths: RunPaths
-) -> None:
-    replay(state, paths, trial("0", "COMPLETED", score=0.5, values={"a": True}, **FOUND))
-    loaded = from_json(RunSnapshot, state.to_json())
-    assert (loaded.trials, loaded.best_trial) == (state.trials, "0")

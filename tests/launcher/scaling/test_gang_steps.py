@@ -25,6 +25,8 @@ def test_the_first_steps_do_not_count() -> None:
     timed = steps.timed()
     assert timed.step_s == pytest.approx([0.5] * 16)
     assert timed.lasted_s == pytest.approx(8.0)
+    assert timed.cpu_s / timed.lasted_s == pytest.approx(0.5)
+    assert every(0.5, 3).timed() == Timed(())
 
 
 def test_short_steps_do_not_count_until_the_warm_up_is_over() -> None:
@@ -47,25 +49,11 @@ def test_another_training_that_begins_again_is_no_negative_step() -> None:
     assert min(steps.timed().step_s) > 0
 
 
-def test_the_processor_time_is_that_of_the_steps() -> None:
-    timed = every(0.5, 20).timed()
-    assert timed.cpu_s / timed.lasted_s == pytest.approx(0.5)
-
-
-def test_without_steps_nothing_is_timed() -> None:
-    assert Steps("worker:0").timed() == Timed(())
-    assert every(0.5, 3).timed() == Timed(())
-
-
-def test_other_tasks_and_events_are_ignored() -> None:
+def test_the_volume_and_the_batch_are_read() -> None:
     steps = Steps("worker:0")
     steps.note({**reported([1], [1.0]), "task": "worker:1"})
     steps.note({"type": "usage", "tasks": {}})
     assert steps.count == 0
-
-
-def test_the_volume_and_the_batch_are_read() -> None:
-    steps = Steps("worker:0")
     steps.note({**reported([1], [1.0]), "gradient_bytes": 400})
     steps.note(reported([2], [2.0]))
     speed = {"mean_examples_per_second": 959.8, "mean_steps_per_second": 10.0}

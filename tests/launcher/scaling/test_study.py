@@ -53,41 +53,6 @@ def test_cells_of_predicted_numbers_only_test_the_prediction() -> None:
     assert [(p.workers, p.rate) for p in found.predictions] == [(4, 1e8), (4, 1e9)]
 
 
-def test_a_held_out_cell_does_not_change_the_fit() -> None:
-    cells = [cell(1, None, 0.05), *(cell(2, r, 0.05 + ring_s(2, r)) for r in (1e8, 1e9))]
-    wrong = cell(4, 1e9, 99.0)
-    found = analyse("demo", [*cells, wrong], cores=8, predict=(4,))
-    assert found.reached("RING") == pytest.approx(1.0)
-    assert found.held_out_error == pytest.approx(1.0, abs=0.01)
-
-
-def test_workers_that_need_more_cores_than_there_are_compute_longer_and_are_marked() -> None:
-    alone = cell(1, None, 0.05, busy_cores=1.0)
-    found = analyse("demo", [alone, cell(4, 1e9, 0.2, busy_cores=0.5)], cores=2)
-    assert found.cells[1].load == 2
-    assert found.cells[1].compute_s == pytest.approx(0.1)
-    assert found.cells[1].is_crowded
-    assert any("need more than the 2 cores" in note for note in found.notes)
-
-
-def test_a_short_computation_may_wait_for_a_core() -> None:
-    alone = cell(1, None, 0.001, busy_cores=1.0)
-    found = analyse("demo", [alone, cell(4, 1e9, 0.2, busy_cores=0.2)], cores=2)
-    assert not found.cells[1].is_crowded
-
-
-def test_workers_that_keep_all_cores_busy_are_marked() -> None:
-    alone = cell(1, None, 0.001, busy_cores=0.2)
-    found = analyse("demo", [alone, cell(2, 1e9, 0.02, busy_cores=0.95)], cores=2)
-    assert found.cells[1].is_crowded
-
-
-def test_workers_that_wait_most_of_the_time_can_share_cores() -> None:
-    alone = cell(1, None, 0.05, busy_cores=0.1)
-    found = analyse("demo", [alone, cell(4, 1e9, 0.2, busy_cores=0.3)], cores=2)
-    assert (found.cells[1].load, found.cells[1].is_crowded) == (1, False)
-
-
 def test_a_global_batch_of_fixed_size_shortens_the_compute_time() -> None:
     alone = cell(1, None, 0.05, global_batch=32.0)
     found = analyse("demo", [alone, cell(2, 1e9, 0.05, global_batch=32.0)], cores=4)
@@ -103,17 +68,6 @@ def test_an_unknown_volume_is_fitted_and_said() -> None:
     assert found.fits["RING"].bits == pytest.approx(VOLUME * 8)
     assert found.reached("RING") is None
     assert any("does not report the size" in note for note in found.notes)
-
-
-def test_one_rate_is_said_to_be_too_few() -> None:
-    found = analyse("demo", [cell(1, None, 0.05), cell(2, 1e9, 0.1)], cores=4)
-    assert any("cannot be told apart" in note for note in found.notes)
-
-
-def test_too_few_cells_for_an_interval_are_said() -> None:
-    notes = study((2,)).notes
-    assert any("no interval" in note for note in notes)
-    assert not any("no interval" in note for note in study((2, 3)).notes)
 
 
 def test_each_communication_has_a_fit_of_its_own() -> None:
@@ -132,3 +86,39 @@ def test_the_json_has_every_cell_fit_and_prediction() -> None:
     assert data["fits"]["RING"]["reached_rate"] == pytest.approx(0.9)
     assert {p["workers"] for p in data["predictions"]} == {4, 8}
     assert data["gradient_bytes"] == VOLUME
+
+
+def test_a_held_out_cell_does_not_change_the_fit() -> None:
+    cells = [cell(1, None, 0.05), *(cell(2, r, 0.05 + ring_s(2, r)) for r in (1e8, 1e9))]
+    wrong = cell(4, 1e9, 99.0)
+    found = analyse("demo", [*cells, wrong], cores=8, predict=(4,))
+    assert found.reached("RING") == pytest.approx(1.0)
+    assert found.held_out_error == pytest.approx(1.0, abs=0.01)
+
+
+def test_too_few_rates_or_cells_are_said() -> None:
+    found = analyse("demo", [cell(1, None, 0.05), cell(2, 1e9, 0.1)], cores=4)
+    assert any("cannot be told apart" in note for note in found.notes)
+    assert any("no interval" in note for note in study((2,)).notes)
+    assert not any("no interval" in note for note in study((2, 3)).notes)
+
+
+@pytest.mark.parametrize(
+    ("alone_s", "alone_cores", "workers", "busy_cores", "load", "is_crowded"),
+    [
+        (0.05, 1.0, 4, 0.5, 2, True),  # they need more cores than there are
+        (0.001, 0.2, 2, 0.95, None, True),  # they keep all cores busy
+        (0.001, 1.0, 4, 0.2, None, False),  # a short computation may wait for a core
+        (0.05, 0.1, 4, 0.3, 1, False),  # they wait most of the time
+    ],
+)
+def test_workers_that_have_too_few_cores_compute_longer_and_are_marked(
+    alone_s: float, alone_cores: float, workers: int, busy_cores: float, load: int | None,
+    is_crowded: bool,
+) -> None:  # fmt: skip
+    alone = cell(1, None, alone_s, busy_cores=alone_cores)
+    found = analyse("demo", [alone, cell(workers, 1e9, 0.2, busy_cores=busy_cores)], cores=2)
+    assert found.cells[1].is_crowded is is_crowded
+    assert load is None or found.cells[1].load == load
+    assert load is None or found.cells[1].compute_s == pytest.approx(alone_s * load)
+    assert any("need more than the 2 cores" in note for note in found.notes) is is_crowded

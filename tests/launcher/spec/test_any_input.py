@@ -115,10 +115,6 @@ def assert_is_explained(error: SpecError, name: str) -> None:
         assert "Input should" not in problem.message
 
 
-def test_the_rich_spec_is_valid() -> None:
-    assert isinstance(load_bytes(json.dumps(RICH).encode()), ClusterSpec)
-
-
 @settings(max_examples=75)
 @given(mutated_specs())
 def test_a_mutated_spec_is_accepted_or_explained(value: Any) -> None:

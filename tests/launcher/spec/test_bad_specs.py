@@ -5,322 +5,184 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.tables import rows
 
 from .writing import problems_of
 
 JOB = '"job": {"script": "t.py"}'
 TWO = '"cluster": {"worker": 2}'
 
-# (the file with § where the mistake is, a part of the message, a part of the fix)
-MARKED = {
-    "a list": ("§[1]", "a spec must be an object", '{"cluster"'),
-    "not closed": ('{"cluster": §{', "never closed", "add '}'"),
-    "no comma": ('{"a": 1\n §"b": 2}', "expected ',' or '}'", "missing comma"),
-    "comma at the end": ('{"a": 1§,}', "unexpected comma before '}'", "remove the comma"),
-    "comment in .json": ("{\n§// two workers\n}", "comments", ".jsonc"),
-    "single quotes": ("{§'a': 1}", '"double quotes"', 'use "double quotes"'),
-    "bare word": ('{"a": §RING}', "'RING' is not valid JSON", '"double quotes"'),
-    "Python's True": ('{"a": §True}', "'True' is not valid JSON", "write true"),
-    "NaN": ('{"a": §NaN}', "'NaN' is not valid JSON", "finite number"),
-    "too large a float": ('{"a": §1e999}', "too large", "smaller"),
-    "string not closed": ('{"a": §"b\n}', "never closed", "closing"),
-    "wrong escape": ('{"a": "C:§\\data"}', "\\d is not a JSON escape", "backslash"),
-    "half a character": ('{"a": "§\\ud800"}', "surrogate", "write the character"),
-    "NUL": ('{"a": "b§\\u0000"}', "cannot be passed", "remove it"),
-    "text after the end": ("{} §{}", "after the end", "remove it"),
-    "no cluster": (f"§{{{JOB}}}", '"cluster" is missing', '{"worker": 2}'),
-    "no job": (f"§{{{TWO}}}", '"job" is missing', '{"script": "train.py"}'),
-    "unknown key": (
-        f'{{{TWO},\n {JOB},\n §"stratgy": {{}}}}',
-        "unknown key 'stratgy'",
-        'did you mean "strategy"?',
-    ),
-    "key of another section": (
-        f'{{{TWO}, {JOB}, §"max_restarts": 1}}',
-        "unknown key 'max_restarts'",
-        "it belongs to supervision.max_restarts",
-    ),
-    "key of another tool": (
-        f'{{"cluster": {{"worker": 1, §"master": 1}}, {JOB}}}',
-        "unknown key 'master' in cluster",
-        'did you mean "chief"?',
-    ),
-    "key like nothing": (
-        f'{{{TWO}, {JOB}, "keras": {{§"zzz": 1}}}}',
-        "unknown key 'zzz' in keras",
-        "known keys: precision",
-    ),
-    "key twice": (
-        f"{{{TWO}, {JOB},\n§{TWO}}}",
-        "the key 'cluster' is written twice",
-        "keep one",
-    ),
-    "an interface with spaces": (
-        f'{{{TWO}, {JOB}, "runtime": {{"interface": §"ib 0"}}}}',
-        "'ib 0' is not the name of an interface",
-        '"10.20.0.0/16"',
-    ),
-    "half a subnet": (
-        f'{{{TWO}, {JOB}, "runtime": {{"interface": §"10.20/16"}}}}',
-        "is not a subnet",
-        '"{node}-ib"',
-    ),
-    "no pattern of names": (
-        f'{{{TWO}, {JOB}, "runtime": {{"interface": §"{{node}}_"}}}}',
-        "is not a pattern of host names",
-        '"ib0"',
-    ),
-    "ports that are no range": (
-        f'{{{TWO}, {JOB}, "runtime": {{"ports": §"63000-60001"}}}}',
-        "is not a range of ports",
-        '"60001-63000"',
-    ),
-    "several workers on a TPU": (
-        f'{{{TWO}, {JOB}, "strategy": {{"name": §"tpu"}}}}',
-        "tpu runs with one worker only",
-        '"cluster": {"worker": 1}',
-    ),
-    "not an amount of memory": (
-        f'{{{TWO}, {JOB}, "resources": {{"memory": §"2 GB"}}}}',
-        "'2 GB' is not an amount of memory",
-        '"512m" or "8g"',
-    ),
-    "not a user": (
-        f'{{{TWO}, {JOB}, "runtime": {{"user": §"--privileged"}}}}',
-        "'--privileged' is not a user",
-        '"root" or "1000:1000"',
-    ),
-    "a host with the name of this machine's node": (
-        f'{{"cluster": {{"worker": [§"local:2222", "gpu2:2222"]}}, {JOB}}}',
-        "tfcluster calls this machine 'local'",
-        "IP address",
-    ),
-    "another machine for docker": (
-        f'{{"cluster": {{"worker": [§"10.0.0.1:1"]}}, {JOB}, "runtime": {{"backend": "docker"}}}}',
-        "10.0.0.1:1 is another machine's address",
-        '"worker": 1',
-    ),
-    "loopback as a container": (
-        f'{{{TWO}, {JOB}, "runtime": {{"backend": "docker", "hosts": {{§"127.0.0.1": {{}}}}}}}}',
-        "no address of the cluster has the host '127.0.0.1'",
-        'one of worker-0, worker-1, or "*"',
-    ),
-    "newer version": (
-        '{"version": §2, "nonsense": 1}',
-        "has version 2, but this tfcluster reads version 1",
-        "",
-    ),
-    "version as a string": (
-        f'{{"version": §"1", {TWO}, {JOB}}}',
-        "version: '1' is not 1",
-        "mean 1?",
-    ),
-    "version 0": (f'{{"version": §0, {TWO}, {JOB}}}', "0 is not 1", "1"),
-    "impossible name": (f'{{"name": §"a/b", {TWO}, {JOB}}}', "'a/b'", "letters"),
-    "no worker": (f'{{"cluster": §{{}}, {JOB}}}', "no task that trains", '{"worker": 2}'),
-    "zero workers": (f'{{"cluster": {{"worker": §0}}, {JOB}}}', "too small", "1"),
-    "no worker listed": (
-        f'{{"cluster": {{"worker": §[]}}, {JOB}}}',
-        "no worker is listed",
-        "addresses",
-    ),
-    "workers as text": (
-        f'{{"cluster": {{"worker": §"2"}}, {JOB}}}',
-        "a number, or a list",
-        "2, or [",
-    ),
-    "a worker that is a number": (
-        f'{{"cluster": {{"worker": [§2222]}}, {JOB}}}',
-        '"host:port"',
-        "10.0.0.1:2222",
-    ),
-    "two chiefs": (f'{{"cluster": {{"chief": §2, "worker": 1}}, {JOB}}}', "at most one chief", ""),
-    "two evaluators": (
-        f'{{"cluster": {{"worker": 1, "evaluator": §2}}, {JOB}}}',
-        "at most one evaluator",
-        "keep one",
-    ),
-    "ps alone": (
-        f'{{"cluster": {{"worker": 1, "ps": §1}}, {JOB}}}',
-        "need a chief and workers: no chief",
-        '"strategy": {"name": "default"}',
-    ),
-    "ps without workers": (
-        f'{{"cluster": {{"ps": §1}}, {JOB}, "strategy": {{"name": "default"}}}}',
-        "need a chief and workers: no chief and worker",
-        "add chief and worker",
-    ),
-    "runtime.hosts of an unknown host": (
-        f'{{{TWO}, {JOB}, "runtime": {{"hosts": {{§"gpu1": {{}}}}}}}}',
-        "no address of the cluster has the host 'gpu1'",
-        '"*"',
-    ),
-    "two programs": (
-        f'{{{TWO}, "job": {{"script": "t.py", §"module": "t"}}}}',
-        "both script and module",
-        "keep one of",
-    ),
-    "no program": (f'{{{TWO}, "job": §{{}}}}', "nothing to run", '"script"'),
-    "empty script": (f'{{{TWO}, "job": {{"script": §""}}}}', "empty string", "train"),
-    "module as a file": (
-        f'{{{TWO}, "job": {{"module": §"a/t.py"}}}}',
-        "not a module name",
-        ".py",
-    ),
-    "args as one string": (
-        f'{{{TWO}, "job": {{"script": "t.py", "args": §"--x"}}}}',
-        "expected a list, not '--x'",
-        '["--x"]',
-    ),
-    "args as a command line": (
-        f'{{{TWO}, "job": {{"script": "t.py", "args": §"--epochs 3 --name \'a b\'"}}}}',
-        "expected a list",
-        '["--epochs", "3", "--name", "a b"]',
-    ),
-    "a command as a command line": (
-        f'{{{TWO}, "job": {{"command": §"bash run.sh"}}}}',
-        "expected a list",
-        '["bash", "run.sh"]',
-    ),
-    "a quote of a command line that is not closed": (
-        f'{{{TWO}, "job": {{"script": "t.py", "args": §"it\'s"}}}}',
-        "expected a list",
-        """["it's"]""",
-    ),
-    "arguments that are an empty string": (
-        f'{{{TWO}, "job": {{"script": "t.py", "args": §""}}}}',
-        "expected a list, not ''",
-        'leave it out, or write a list: ["--epochs", "30"]',
-    ),
-    "a command of spaces": (
-        f'{{{TWO}, "job": {{"command": §" "}}}}',
-        "expected a list",
-        'leave it out, or write a list: ["bash", "train.sh"]',
-    ),
-    "arguments of an unknown job": (
-        f'{{{TWO}, "job": {{"script": "t.py", "per_task": {{§"workers": {{}}}}}}}}',
-        "'workers' is neither a job nor a task",
-        'did you mean "worker"?',
-    ),
-    "arguments of a task with a typing error": (
-        f'{{{TWO}, "job": {{"script": "t.py", "per_task": {{§"wroker:1": {{}}}}}}}}',
-        "'wroker:1' is neither a job nor a task",
-        'did you mean "worker:1"?',
-    ),
-    "arguments of an invalid task": (
-        f'{{{TWO}, "job": {{"script": "t.py", "per_task": {{§"worker:x": {{}}}}}}}}',
-        "'worker:x' is neither a job nor a task",
-        'write one of chief, worker, ps, evaluator, or a task such as "worker:1"',
-    ),
-    "arguments of a job that the cluster does not have": (
-        f'{{{TWO}, "job": {{"script": "t.py", "per_task": {{§"ps": {{"args": []}}}}}}}}',
-        "the cluster has no ps",
-        "it has worker, worker:0, worker:1",
-    ),
-    "arguments of a task that the cluster does not have": (
-        f'{{{TWO}, "job": {{"script": "t.py", "per_task": {{§"worker:2": {{"args": []}}}}}}}}',
-        "the cluster has no worker:2",
-        "it has worker, worker:0, worker:1",
-    ),
-    "two programs of one task": (
-        f'{{{TWO}, "job": {{"script": "t.py", "per_task": {{"worker": {{"script": "a.py", '
-        f'§"module": "b"}}}}}}}}',
-        "both script and module are given",
-        "keep one of script and module",
-    ),
-    "an unknown key of a task": (
-        f'{{{TWO}, "job": {{"script": "t.py", "per_task": {{"worker": {{§"arg": []}}}}}}}}',
-        "unknown key 'arg' in job.per_task.worker",
-        'did you mean "args"?',
-    ),
-    "a GPU of a task twice": (
-        f'{{"cluster": {{"worker": [{{"address": "a:1", "gpus": §[1, 1]}}]}}, {JOB}}}',
-        "cluster.worker.0.gpus: a GPU is listed twice",
-        "list each index once",
-    ),
-    "a glob with a space": (
-        f'{{{TWO}, {JOB}, "checkpoints": {{"outputs": §"my plots/*"}}}}',
-        "expected a list",
-        '["my plots/*"]',
-    ),
-    "a variable that is a number": (
-        f'{{{TWO}, "job": {{"script": "t", "env": {{"A": §3}}}}}}',
-        "expected a string, not 3",
-        'in quotes: "3"',
-    ),
-    "a variable that tfcluster sets": (
-        f'{{{TWO}, "job": {{"script": "t", "env": {{§"TF_CONFIG": ""}}}}}}',
-        "TF_CONFIG is set by tfcluster",
-        "leave it out",
-    ),
-    "a variable with a space": (
-        f'{{{TWO}, "job": {{"script": "t", "env": {{§"A B": ""}}}}}}',
-        "'A B' is not a variable name",
-        "letters",
-    ),
-    "a secret with its value": (
-        f'{{{TWO}, "job": {{"script": "t", "secrets": [§"K"], "env": {{"K": "v"}}}}}}',
-        "the value of the secret K is written",
-        "remove it from job.env",
-    ),
-    "unknown choice": (
-        f'{{{TWO}, {JOB}, "strategy": {{"communication": §"NCLL"}}}}',
-        "'NCLL' is not 'AUTO', 'RING' or 'NCCL'",
-        'did you mean "NCCL"?',
-    ),
-    "a strategy without its tasks": (
-        f'{{{TWO}, {JOB}, "strategy": {{"name": §"parameter_server"}}}}',
-        "needs ps tasks",
-        'add "ps"',
-    ),
-    "not a duration": (
-        f'{{{TWO}, {JOB}, "supervision": {{"grace_s": §"soon"}}}}',
-        "'soon' is not a duration",
-        '"90s"',
-    ),
-    "a negative duration": (
-        f'{{{TWO}, {JOB}, "supervision": {{"grace_s": §-1}}}}',
-        "between 0 and",
-        "90s",
-    ),
-    "a deadline of nothing": (
-        f'{{{TWO}, {JOB}, "supervision": {{"run_deadline_s": §0}}}}',
-        "would end every run",
-        "leave it out",
-    ),
-    "more workers needed than there are": (
-        f'{{{TWO}, {JOB}, "supervision": {{"min_workers": §3}}}}',
-        "min_workers is 3, but the cluster has 2",
-        "1 to 2",
-    ),
-    "growing at an unknown moment": (
-        f'{{{TWO}, {JOB}, "supervision": {{"grow": §"always"}}}}',
-        "'always' is not 'checkpoint' or 'off'",
-        "off",
-    ),
-    "string for a switch": (
-        f'{{{TWO}, {JOB}, "resources": {{"pin": §"yes"}}}}',
-        "expected true or false, not 'yes'",
-        "true",
-    ),
-    "half a GPU": (f'{{{TWO}, {JOB}, "resources": {{"gpus": §0.5}}}}', 'or "all"', '"all"'),
-    "null for a section": (
-        f'{{{TWO}, {JOB}, "resources": §null}}',
-        "expected an object",
-        '{"gpus"',
-    ),
-    "ssh option for a host": (
-        f'{{{TWO}, {JOB}, "runtime": {{"hosts": {{"*": {{"ssh": §"-oProxyCommand=x"}}}}}}}}',
-        "is not a host",
-        "user@host",
-    ),
-}
+# The file with § where the mistake is (⏎ is a line break), and below it the message → the fix.
+SHORT = {"{… ": "{TWO, JOB, ", "TWO": TWO, "JOB": JOB, "{T, ": '{"script": "t.py", ', "⏎": "\n"}
+MARKED = r"""
+§[1]
+    a spec must be an object → {"cluster"
+{"cluster": §{
+    never closed → add '}'
+{"a": 1⏎ §"b": 2}
+    expected ',' or '}' → missing comma
+{"a": 1§,}
+    unexpected comma before '}' → remove the comma
+{⏎§// two workers⏎}
+    comments → .jsonc
+{§'a': 1}
+    "double quotes" → use "double quotes"
+{"a": §RING}
+    'RING' is not valid JSON → "double quotes"
+{"a": §True}
+    'True' is not valid JSON → write true
+{"a": §NaN}
+    'NaN' is not valid JSON → finite number
+{"a": §1e999}
+    too large → smaller
+{"a": §"b⏎}
+    never closed → closing
+{"a": "C:§\data"}
+    \d is not a JSON escape → backslash
+{"a": "§\ud800"}
+    surrogate → write the character
+{"a": "b§\u0000"}
+    cannot be passed → remove it
+{} §{}
+    after the end → remove it
+§{"job": {"script": "t.py"}}
+    "cluster" is missing → {"worker": 2}
+§{"cluster": {"worker": 2}}
+    "job" is missing → {"script": "train.py"}
+{"cluster": {"worker": 2},⏎ "job": {"script": "t.py"},⏎ §"stratgy": {}}
+    unknown key 'stratgy' → did you mean "strategy"?
+{… §"max_restarts": 1}
+    unknown key 'max_restarts' → it belongs to supervision.max_restarts
+{"cluster": {"worker": 1, §"master": 1}, JOB}
+    unknown key 'master' in cluster → did you mean "chief"?
+{… "keras": {§"zzz": 1}}
+    unknown key 'zzz' in keras → known keys: precision
+{TWO, "job": {"script": "t.py"},⏎§"cluster": {"worker": 2}}
+    the key 'cluster' is written twice → keep one
+{… "runtime": {"interface": §"ib 0"}}
+    'ib 0' is not the name of an interface → "10.20.0.0/16"
+{… "runtime": {"interface": §"10.20/16"}}
+    is not a subnet → "{node}-ib"
+{… "runtime": {"interface": §"{node}_"}}
+    is not a pattern of host names → "ib0"
+{… "runtime": {"ports": §"63000-60001"}}
+    is not a range of ports → "60001-63000"
+{… "strategy": {"name": §"tpu"}}
+    tpu runs with one worker only → "cluster": {"worker": 1}
+{… "resources": {"memory": §"2 GB"}}
+    '2 GB' is not an amount of memory → "512m" or "8g"
+{… "runtime": {"user": §"--privileged"}}
+    '--privileged' is not a user → "root" or "1000:1000"
+{"cluster": {"worker": [§"local:2222", "gpu2:2222"]}, JOB}
+    tfcluster calls this machine 'local' → IP address
+{… "runtime": {"backend": "docker", "hosts": {§"127.0.0.1": {}}}}
+    no address of the cluster has the host '127.0.0.1' → one of worker-0, worker-1, or "*"
+{"version": §2, "nonsense": 1}
+    has version 2, but this tfcluster reads version 1
+{"version": §"1", "cluster": {"worker": 2}, JOB}
+    version: '1' is not 1 → mean 1?
+{"version": §0, "cluster": {"worker": 2}, JOB}
+    0 is not 1 → 1
+{"name": §"a/b", "cluster": {"worker": 2}, JOB}
+    'a/b' → letters
+{"cluster": §{}, JOB}
+    no task that trains → {"worker": 2}
+{"cluster": {"worker": §0}, JOB}
+    too small → 1
+{"cluster": {"worker": §[]}, JOB}
+    no worker is listed → addresses
+{"cluster": {"worker": §"2"}, JOB}
+    a number, or a list → 2, or [
+{"cluster": {"worker": [§2222]}, JOB}
+    "host:port" → 10.0.0.1:2222
+{"cluster": {"chief": §2, "worker": 1}, JOB}
+    at most one chief
+{"cluster": {"worker": 1, "evaluator": §2}, JOB}
+    at most one evaluator → keep one
+{"cluster": {"worker": 1, "ps": §1}, JOB}
+    need a chief and workers: no chief → "strategy": {"name": "default"}
+{"cluster": {"ps": §1}, "job": {"script": "t.py"}, "strategy": {"name": "default"}}
+    need a chief and workers: no chief and worker → add chief and worker
+{… "runtime": {"hosts": {§"gpu1": {}}}}
+    no address of the cluster has the host 'gpu1' → "*"
+{TWO, "job": {T, §"module": "t"}}
+    both script and module → keep one of
+{TWO, "job": §{}}
+    nothing to run → "script"
+{TWO, "job": {"script": §""}}
+    empty string → train
+{TWO, "job": {"module": §"a/t.py"}}
+    not a module name → .py
+{TWO, "job": {T, "args": §"--x"}}
+    expected a list, not '--x' → ["--x"]
+{TWO, "job": {T, "args": §"--epochs 3 --name 'a b'"}}
+    expected a list → ["--epochs", "3", "--name", "a b"]
+{TWO, "job": {"command": §"bash run.sh"}}
+    expected a list → ["bash", "run.sh"]
+{TWO, "job": {T, "args": §"it's"}}
+    expected a list → ["it's"]
+{TWO, "job": {T, "args": §""}}
+    expected a list, not '' → leave it out, or write a list: ["--epochs", "30"]
+{TWO, "job": {"command": §" "}}
+    expected a list → leave it out, or write a list: ["bash", "train.sh"]
+{TWO, "job": {T, "per_task": {§"workers": {}}}}
+    'workers' is neither a job nor a task → did you mean "worker"?
+{TWO, "job": {T, "per_task": {§"wroker:1": {}}}}
+    'wroker:1' is neither a job nor a task → did you mean "worker:1"?
+{TWO, "job": {T, "per_task": {§"ps": {"args": []}}}}
+    the cluster has no ps → it has worker, worker:0, worker:1
+{TWO, "job": {T, "per_task": {§"worker:2": {"args": []}}}}
+    the cluster has no worker:2 → it has worker, worker:0, worker:1
+{TWO, "job": {T, "per_task": {"worker": {"script": "a.py", §"module": "b"}}}}
+    both script and module are given → keep one of script and module
+{TWO, "job": {T, "per_task": {"worker": {§"arg": []}}}}
+    unknown key 'arg' in job.per_task.worker → did you mean "args"?
+{"cluster": {"worker": [{"address": "a:1", "gpus": §[1, 1]}]}, JOB}
+    cluster.worker.0.gpus: a GPU is listed twice → list each index once
+{… "checkpoints": {"outputs": §"my plots/*"}}
+    expected a list → ["my plots/*"]
+{TWO, "job": {"script": "t", "env": {"A": §3}}}
+    expected a string, not 3 → in quotes: "3"
+{TWO, "job": {"script": "t", "env": {§"TF_CONFIG": ""}}}
+    TF_CONFIG is set by tfcluster → leave it out
+{TWO, "job": {"script": "t", "env": {§"A B": ""}}}
+    'A B' is not a variable name → letters
+{TWO, "job": {"script": "t", "secrets": [§"K"], "env": {"K": "v"}}}
+    the value of the secret K is written → remove it from job.env
+{… "strategy": {"communication": §"NCLL"}}
+    'NCLL' is not 'AUTO', 'RING' or 'NCCL' → did you mean "NCCL"?
+{… "strategy": {"name": §"parameter_server"}}
+    needs ps tasks → add "ps"
+{… "supervision": {"grace_s": §"soon"}}
+    'soon' is not a duration → "90s"
+{… "supervision": {"grace_s": §-1}}
+    between 0 and → 90s
+{… "supervision": {"run_deadline_s": §0}}
+    would end every run → leave it out
+{… "supervision": {"min_workers": §3}}
+    min_workers is 3, but the cluster has 2 → 1 to 2
+{… "supervision": {"grow": §"always"}}
+    'always' is not 'checkpoint' or 'off' → off
+{… "resources": {"pin": §"yes"}}
+    expected true or false, not 'yes' → true
+{… "resources": {"gpus": §0.5}}
+    or "all" → "all"
+{… "resources": §null}
+    expected an object → {"gpus"
+{… "runtime": {"hosts": {"*": {"ssh": §"-oProxyCommand=x"}}}}
+    is not a host → user@host
+{"cluster": {"worker": [§"10.0.0.1:1"]}, JOB, "runtime": {"backend": "docker"}}
+    10.0.0.1:1 is another machine's address → "worker": 1
+{TWO, "job": {T, "per_task": {§"worker:x": {}}}}
+    'worker:x' is neither a job nor a task → write one of chief, worker, ps, evaluator, or a task
+"""
 
 
-@pytest.mark.parametrize(("marked", "message", "fix"), MARKED.values(), ids=MARKED)
-def test_a_mistake_is_reported_with_place_and_fix(
-    marked: str, message: str, fix: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(("marked", "said"), rows(MARKED))
+def test_a_mistake_is_reported_with_place_and_fix(marked: str, said: str, tmp_path: Path) -> None:
+    for short, whole in SHORT.items():
+        marked = marked.replace(short, whole)
+    message, _, fix = said.partition(" → ")
     before = marked.partition("§")[0]
     line, column = before.count("\n") + 1, len(before.rpartition("\n")[2]) + 1
     (found,) = problems_of(marked.replace("§", ""), tmp_path)

@@ -65,17 +65,10 @@ def test_a_host_list_becomes_workers_like_a_host_file(tmp_path: Path) -> None:
     assert addresses(spec) == ["gpu1:0", "gpu2:0", "gpu2:0", "[2001:db8::5]:0"]
     logins = {host: settings.ssh for host, settings in spec.runtime.hosts.items()}
     assert logins == {"gpu2": "anna@gpu2", "[2001:db8::5]": "b@2001:db8::5"}
-
-
-def test_the_expanded_spec_loads_without_the_options(tmp_path: Path) -> None:
-    spec = loaded(LEAST, tmp_path, HostChoice("gpu1:2,anna@gpu2")).spec
     kept = spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
-    assert loaded(kept, tmp_path, HostChoice()).spec == spec
-
-
-def test_a_spec_without_a_cluster_takes_the_hosts(tmp_path: Path) -> None:
+    assert loaded(kept, tmp_path, HostChoice()).spec == spec, "without the options"
     spec = loaded({"job": LEAST["job"]}, tmp_path, HostChoice("gpu1,gpu2")).spec
-    assert addresses(spec) == ["gpu1:0", "gpu2:0"]
+    assert addresses(spec) == ["gpu1:0", "gpu2:0"], "the spec needs no cluster"
 
 
 def test_other_jobs_keep_their_number_of_tasks(tmp_path: Path) -> None:
@@ -176,18 +169,6 @@ def test_mistakes_that_the_model_finds_are_reported_at_the_host(tmp_path: Path) 
     assert problem[0] == "lab:2"
 
 
-def test_an_invalid_spec_is_refused_with_host_options_too(tmp_path: Path) -> None:
-    broken: list[Any] = [
-        [],
-        {},
-        {"cluster": 3},
-        {"cluster": {"worker": "x", "job": 1}, "runtime": []},
-    ]
-    for value in broken:
-        for choice in (HostChoice("gpu1"), HostChoice(include=("gpu1",))):
-            assert refused(value, tmp_path, choice)
-
-
 def test_settings_of_a_task_are_not_dropped_silently(tmp_path: Path) -> None:
     value = {**LEAST, "cluster": {"worker": [{"address": "gpu1:0", "gpus": 1}]}}
     (problem,) = refused(value, tmp_path, HostChoice("gpu2"))
@@ -276,16 +257,22 @@ def test_neither_chief_nor_the_last_worker_or_ps_can_be_left_out(tmp_path: Path)
         (problem,) = refused(value, tmp_path, HostChoice(exclude=(f"10.0.0.{number}",)))
         place = f"--exclude 10.0.0.{number}"
         assert problem[:2] == (place, f"no {job} would remain; the spec has 1, on 10.0.0.{number}")
-
-
-def test_an_evaluator_may_be_left_out(tmp_path: Path) -> None:
     cluster = {**PLACED["cluster"], "evaluator": ["10.0.0.7:1"]}
     spec = loaded({**PLACED, "cluster": cluster}, tmp_path, HostChoice(exclude=("10.0.0.7",))).spec
-    assert set(spec.cluster) == {"worker"}
-
-
-def test_too_few_remaining_workers_are_reported_at_min_workers(tmp_path: Path) -> None:
+    assert set(spec.cluster) == {"worker"}, "an evaluator can"
     value = {**PLACED, "supervision": {"min_workers": 4}}
     (problem,) = refused(value, tmp_path, HostChoice(exclude=("10.0.0.1",)))
     assert problem[0].startswith("a.json:1:")
     assert "min_workers is 4, but the cluster has 3" in problem[1]
+
+
+def test_an_invalid_spec_is_refused_with_host_options_too(tmp_path: Path) -> None:
+    broken: list[Any] = [
+        [],
+        {},
+        {"cluster": 3},
+        {"cluster": {"worker": "x", "job": 1}, "runtime": []},
+    ]
+    for value in broken:
+        for choice in (HostChoice("gpu1"), HostChoice(include=("gpu1",))):
+            assert refused(value, tmp_path, choice)

@@ -56,11 +56,6 @@ def test_a_field_is_overridden(option: str, found: Any, tmp_path: Path) -> None:
     assert found(spec_of(HOSTS, tmp_path, sets=[option]))
 
 
-def test_a_later_option_wins(tmp_path: Path) -> None:
-    spec = spec_of(LEAST, tmp_path, sets=["name=a", "name=b"])
-    assert spec.name == "b"
-
-
 BAD = {
     "supervision.grace=5": ("unknown key 'grace' in supervision", 'did you mean "grace_s"?'),
     "grace_s=5": ("unknown key 'grace_s'", "it belongs to supervision.grace_s"),
@@ -91,11 +86,6 @@ def test_a_mistake_names_the_option(option: str, expected: tuple[str, str], tmp_
     assert {problem.place for problem in found} == {f"--set {option}"}
 
 
-def test_an_item_of_a_number_is_refused(tmp_path: Path) -> None:
-    (found,) = problems_of(json.dumps(LEAST), tmp_path, sets=["cluster.worker.0=a:1"])
-    assert found.message == "cluster.worker is not a list in the file"
-
-
 def test_an_option_replaces_a_mistake_in_the_file(tmp_path: Path) -> None:
     value = {**LEAST, "job": {"script": "t.py", "args": "--x"}}
     assert spec_of(value, tmp_path, sets=["job.args=[]"]).job.args == ()
@@ -107,3 +97,13 @@ def test_other_options_are_named_in_their_mistakes(tmp_path: Path) -> None:
     assert load(path, PlanOptions(fields={"--name": ("name", "exp7")})).spec.name == "exp7"
     with pytest.raises(SpecError, match=r"^--name: name: 'a/b' is not a valid run name"):
         load(path, PlanOptions(fields={"--name": ("name", "a/b")}))
+
+
+def test_a_later_option_wins(tmp_path: Path) -> None:
+    spec = spec_of(LEAST, tmp_path, sets=["name=a", "name=b"])
+    assert spec.name == "b"
+
+
+def test_an_item_of_a_number_is_refused(tmp_path: Path) -> None:
+    (found,) = problems_of(json.dumps(LEAST), tmp_path, sets=["cluster.worker.0=a:1"])
+    assert found.message == "cluster.worker is not a list in the file"

@@ -11,18 +11,9 @@ import pytest
 from tfcluster.plans.tf_config import VARIABLES
 from tfcluster.spec.model import TUNER_VARIABLES
 
-from .writing import problems_of, spec_of
+from .writing import problems_of
 
 TUNER = {"script": "tune.py", "kind": "tuner"}
-
-
-@pytest.mark.parametrize(
-    "cluster", [{"worker": 1}, {"chief": 1, "worker": 1}, {"chief": 1, "worker": 9}]
-)
-def test_one_tuner_alone_or_any_number_with_a_chief(
-    cluster: dict[str, int], tmp_path: Path
-) -> None:
-    assert spec_of({"cluster": cluster, "job": TUNER}, tmp_path).task_count == sum(cluster.values())
 
 
 @pytest.mark.parametrize(
@@ -60,11 +51,6 @@ def test_kerastuner_s_variables_cannot_be_set_in_a_search(place: str, tmp_path: 
     (found,) = problems_of(json.dumps(spec), tmp_path)
     assert "is set by tfcluster for each task of a search" in found.message
     assert found.fix == "leave it out"
-
-
-def test_kerastuner_s_variables_may_be_set_in_other_jobs(tmp_path: Path) -> None:
-    job = {"script": "tune.py", "kind": "plain", "env": {"KERASTUNER_TUNER_ID": "chief"}}
-    assert spec_of({"cluster": {"worker": 2}, "job": job}, tmp_path).job.env == job["env"]
 
 
 def test_spec_and_plan_name_the_same_variables() -> None:

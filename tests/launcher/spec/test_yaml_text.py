@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tfcluster.cli import init
 from tfcluster.errors import SpecError
-from tfcluster.spec import PlanOptions, published_schema
+from tfcluster.spec import published_schema
 from tfcluster.spec.jsonc import TextError
 from tfcluster.spec.load import load
 from tfcluster.spec.source import find_default
@@ -141,11 +141,6 @@ def test_the_default_spec_may_have_any_format(
     Path("tfcluster.json" if ending != "json" else "tfcluster.yaml").touch()
     with pytest.raises(SpecError, match="this folder has tfcluster"):
         load()
-
-
-def test_options_change_a_spec_of_any_format(tmp_path: Path) -> None:
-    (tmp_path / "a.yml").write_text(f"{HEAD_YAML}job: {{script: t.py}}\n")
-    assert load(tmp_path / "a.yml", PlanOptions(("cluster.worker=5",))).spec.task_count == 5
 
 
 JSON_VALUES = st.recursive(

@@ -94,11 +94,6 @@ def test_the_success_of_workers_is_explained(policy: str, said: str) -> None:
     assert said in notes["spec.successPolicy"]
 
 
-def test_a_container_of_another_name_is_taken_and_reported() -> None:
-    _, notes = convert(yaml.safe_dump(tfjob({"Worker": replica(name="main")})), "tfjob.yaml")
-    assert any("none is called tensorflow" in note.message for note in notes)
-
-
 def test_programs_and_variables_that_differ_are_said_per_task() -> None:
     env = [{"name": "DIR", "value": "/data"}, {"name": "LOG", "value": "$(DIR)/log"}]
     worker = replica(env=env, args=["--dir=$(LOG)", "$$(DIR)"])
@@ -240,12 +235,6 @@ def test_what_has_no_counterpart_is_listed_with_its_place() -> None:
     assert spec["runtime"]["kubernetes"]["pod_template"]["spec"]["containers"][0]["tty"] is True
 
 
-def test_fields_of_v1beta1_are_read_where_it_has_them() -> None:
-    manifest = tfjob({"Worker": replica(policy="OnFailure")}, backoffLimit=4, cleanPodPolicy="All")
-    spec, _ = imported(manifest | {"apiVersion": "kubeflow.org/v1beta1"})
-    assert spec["supervision"]["max_restarts"] == 4
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -275,3 +264,14 @@ def test_merged_keys_may_be_overridden_in_several_places() -> None:
     shared = "x-a: &a {one: 1}\nx-b: &b {<<: *a, one: 2}\nx-c: {<<: *b, one: 3}\nx-d: {<<: *b}\n"
     spec, _ = convert(shared + manifest, "tfjob.yaml")
     assert spec["cluster"] == {"worker": 2}
+
+
+def test_a_container_of_another_name_is_taken_and_reported() -> None:
+    _, notes = convert(yaml.safe_dump(tfjob({"Worker": replica(name="main")})), "tfjob.yaml")
+    assert any("none is called tensorflow" in note.message for note in notes)
+
+
+def test_fields_of_v1beta1_are_read_where_it_has_them() -> None:
+    manifest = tfjob({"Worker": replica(policy="OnFailure")}, backoffLimit=4, cleanPodPolicy="All")
+    spec, _ = imported(manifest | {"apiVersion": "kubeflow.org/v1beta1"})
+    assert spec["supervision"]["max_restarts"] == 4

@@ -9,14 +9,16 @@ import struct
 import termios
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import pytest
+from tests.launcher.conftest import MakeRun
 
 from tfcluster.plans.plan import TaskId
 from tfcluster.rundir.paths import RunPaths
 
 Write = Callable[..., Path]
+MakeEnded = Callable[..., RunPaths]
 OpenScreen = Callable[..., tuple[int, TextIO]]
 
 
@@ -58,3 +60,17 @@ def open_screen() -> Iterator[OpenScreen]:
         # The user's end first: a writer that still waits then gets an error instead of hanging.
         os.close(user)
         stream.close()
+
+
+@pytest.fixture
+def make_ended(make_run: MakeRun) -> MakeEnded:
+    """Return a function that makes a run with logs of two tasks; `more` is for `make_run`."""
+
+    def make(name: str = "old", **more: Any) -> RunPaths:
+        made = make_run(name, **more)
+        made.attempt_logs(1).mkdir(parents=True)
+        (made.attempt_logs(1) / "worker-0.log").write_bytes(b"epoch 1\nloss 0.5\nno end")
+        (made.attempt_logs(1) / "worker-1.log").write_bytes(b"epoch 1\nloss 0.7\n")
+        return made
+
+    return make

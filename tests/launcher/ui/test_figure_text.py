@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tfcluster.rundir.figures import Figures, figures_of
@@ -11,37 +13,33 @@ from tfcluster.ui.figure_text import Trend, draw_trend
 from .frames import START, run_of, worker
 
 
+@pytest.mark.parametrize(
+    ("facts", "status", "expected"),
+    [
+        ({}, Status.RUNNING, {"total_steps": 4000, "eta_s": 70.0}),
+        (
+            {"total_steps": None, "steps_per_epoch": 400},
+            Status.RUNNING,
+            {"total_steps": None, "done": 0.3},
+        ),
+        ({"step": 5000}, Status.RUNNING, {"eta_s": 0.0}),
+        ({"mean_examples_per_second": 50.0}, Status.RUNNING, {"mean_rate": 50.0}),
+        ({"examples_per_second": None}, Status.RUNNING, {"mean_rate": 40.0}),
+        ({}, Status.STALLED, {"rate": None, "mean_rate": None, "eta_s": None, "step": 1200}),
+        ({}, Status.SUCCEEDED, {"rate": None, "eta_s": None, "mean_steps_per_second": 40.0}),
+    ],
+    ids=str,
+)
+def test_a_figure_is_one_that_a_task_reports_and_that_says_something_now(
+    facts: dict[str, Any], status: Status, expected: dict[str, Any]
+) -> None:
+    found = figures_of(run_of(worker(0, **facts), status=status))
+    assert {name: getattr(found, name) for name in expected} == expected
+
+
 def test_a_run_without_a_step_has_no_figures_but_the_sums() -> None:
     found = figures_of(run_of(worker(0, step=None), worker(1, step=None, cores=0.5)))
     assert found == Figures(rss_bytes=1_624_000_000, cores=2.4)
-
-
-def test_a_total_is_one_that_a_task_has_reported() -> None:
-    assert figures_of(run_of(worker(0))).total_steps == 4000
-    resumed = figures_of(run_of(worker(0, total_steps=None, steps_per_epoch=400)))
-    assert (resumed.total_steps, resumed.done) == (None, 0.3)
-
-
-def test_the_remaining_time_uses_the_mean_speed_and_is_never_negative() -> None:
-    assert figures_of(run_of(worker(0))).eta_s == 70.0
-    assert figures_of(run_of(worker(0, step=5000))).eta_s == 0.0
-
-
-def test_the_mean_speed_is_in_examples_where_a_task_knows_them() -> None:
-    assert figures_of(run_of(worker(0, mean_examples_per_second=50.0))).mean_rate == 50.0
-    assert figures_of(run_of(worker(0, examples_per_second=None))).mean_rate == 40.0
-
-
-def test_a_stalled_run_has_no_speed_and_no_remaining_time() -> None:
-    found = figures_of(run_of(worker(0), status=Status.STALLED))
-    assert (found.rate, found.mean_rate, found.eta_s) == (None, None, None)
-    assert found.step == 1200
-
-
-def test_a_run_that_has_ended_has_only_its_mean_speed() -> None:
-    found = figures_of(run_of(worker(0), status=Status.SUCCEEDED))
-    assert (found.rate, found.eta_s) == (None, None)
-    assert found.mean_steps_per_second == 40.0
 
 
 @pytest.mark.parametrize(

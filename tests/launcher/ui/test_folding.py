@@ -11,7 +11,6 @@ from tests.launcher.ui.test_follow import Watcher, wait_until, write_events, wri
 
 from tfcluster.rundir.events import TaskExited
 from tfcluster.rundir.paths import RunPaths
-from tfcluster.ui.excerpt import excerpt
 from tfcluster.ui.follow import RunView, line_style_for
 from tfcluster.ui.merged_logs import LineStyle, LogFilter, MergedLogs
 from tfcluster.ui.terminal import Terminal
@@ -125,10 +124,3 @@ def test_the_live_view_folds_until_the_task_fails(
     wait_until(lambda: len(watcher.lines) == 3)
     assert watcher.lines[0] == "worker:0 │ epoch 1"
     assert watcher.lines[2] == f"worker:0 │ {START.decode()}"
-
-
-def test_the_last_lines_of_a_culprit_are_the_scripts(paths: RunPaths, write_log: Write) -> None:
-    log = write_log("worker:0", CPU * 30 + b"step 1\n" + CPU * 30 + b"ValueError: no\n")
-    assert excerpt(log) == ("step 1", "ValueError: no")
-    log = write_log("worker:1", b"step 1\n" + CPU * 30)
-    assert len(excerpt(log)) == 4

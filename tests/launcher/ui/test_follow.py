@@ -19,14 +19,12 @@ from tfcluster.rundir.events import (
     Progress,
     RunFinished,
     TaskExited,
-    TaskStarted,
     Warned,
 )
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.run_writer import to_line
 from tfcluster.ui import follow
 from tfcluster.ui.follow import RunView
-from tfcluster.ui.merged_logs import MergedLogs
 from tfcluster.ui.terminal import Terminal
 
 Write = Callable[..., Path]
@@ -97,22 +95,6 @@ def test_finish_shows_all_remaining_output(
     out, err = capfd.readouterr()
     assert out == "worker:0 │ line\n" * 5000 + "worker:0 │ last words\n"
     assert sorted(err.splitlines()) == ["goodbye", "mind the gap"]
-
-
-def test_lines_are_shown_as_they_come(
-    paths: RunPaths, write_log: Write, capfd: pytest.CaptureFixture[str]
-) -> None:
-    view = RunView(paths, Terminal(environ={}))
-    view.start()
-    time.sleep(0.5)
-    for new_file_too in ("worker:0", "worker:0", "worker:1"):
-        write_log(new_file_too, b"here\n")
-        started, shown = time.monotonic(), ""
-        while "here" not in shown:
-            shown += capfd.readouterr().out
-            assert time.monotonic() - started < 30
-            time.sleep(0.01)
-    view.finish()
 
 
 def test_a_task_s_end_is_shown_after_its_last_line(paths: RunPaths, write_log: Write) -> None:
@@ -218,25 +200,6 @@ def test_a_low_screen_shows_one_line_with_the_latest_state_of_a_progress_bar(
     view.finish()
 
 
-def test_wide_characters_do_not_break_the_frame(
-    paths: RunPaths, write_log: Write, open_screen: OpenScreen
-) -> None:
-    user, screen = open_screen(columns=60)
-    watcher = Watcher(user, columns=60)
-    write_state(paths, metrics={"損失": 0.5}, step=3, log="logs/attempt-1/worker-0.log")
-    write_log("worker:0", "学習中".encode() * 20)
-    view = RunView(paths, Terminal(screen, screen, environ={"TERM": "xterm"}))
-    view.start()
-    wait_until(lambda: len(watcher.lines) == 5)
-    time.sleep(0.6)
-    header, metrics, _, _, row = watcher.lines
-    assert header.startswith("── demo")
-    assert metrics.replace(" ", "") == "損失0.5"
-    assert row.startswith("worker:0  running     3  学")
-    assert row.endswith("…")
-    view.finish()
-
-
 def test_a_closed_screen_does_not_end_the_view(
     paths: RunPaths, write_log: Write, open_screen: OpenScreen
 ) -> None:
@@ -253,21 +216,6 @@ def test_a_closed_screen_does_not_end_the_view(
     view.say("nobody reads this")
     assert view.finish(timeout_s=60)
     assert terminal.stdout.error == terminal.stderr.error == "Input/output error"
-
-
-def test_a_dumb_terminal_gets_lines_only(
-    paths: RunPaths, write_log: Write, open_screen: OpenScreen
-) -> None:
-    user, screen = open_screen()
-    watcher = Watcher(user)
-    write_state(paths, step=5)
-    write_log("worker:0", b"line\n")
-    view = RunView(paths, Terminal(screen, screen, environ={"TERM": "dumb"}))
-    view.start()
-    time.sleep(0.4)
-    view.finish()
-    wait_until(lambda: bool(watcher.received))
-    assert bytes(watcher.received).decode() == "worker:0 │ line\r\n"
 
 
 def test_a_stopped_screen_blocks_only_the_view_and_loses_nothing(
@@ -324,18 +272,3 @@ def test_a_pipe_far_behind_gets_everything(
     view.start()
     assert view.finish(timeout_s=60)
     assert capfd.readouterr().out == "worker:0 │ line\n" * 50_000
-
-
-def test_logs_of_tasks_that_start_together_are_discovered_together(
-    paths: RunPaths, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    discoveries = []
-    monkeypatch.setattr(MergedLogs, "discover", lambda logs, **_: discoveries.append(logs))
-    started = [
-        TaskStarted(task=f"worker:{index}", attempt=1, node="local", pid=index + 2)
-        for index in range(100)
-    ]
-    write_events(paths, *started)
-    view = RunView(paths, Terminal(io.StringIO(), io.StringIO()))
-    view.run(is_over=lambda: len(discoveries) > 1)
-    assert len(discoveries) < 10, "not once for each of the hundred"

@@ -71,18 +71,6 @@ def test_the_loss_is_first_and_stays_at_any_width() -> None:
     assert "val_loss 0.4" in frame_of(scene_of(run), 120)[1]
 
 
-def test_a_total_that_nobody_knows_is_called_unknown() -> None:
-    run = run_of(worker(0, step=120, total_steps=None, epochs=None, epoch=None))
-    assert "step 120, total unknown" in frame_of(scene_of(run), 80)
-    assert not any("ETA" in line for line in frame_of(scene_of(run), 80))
-
-
-def test_a_known_total_gives_a_bar_and_the_remaining_time() -> None:
-    run = run_of(worker(0, step=1000, total_steps=4000, epoch=None))
-    (line,) = [line for line in frame_of(scene_of(run), 80) if "ETA" in line]
-    assert line == "━" * 9 + "─" * 29 + "  25%  step 1,000 of 4,000  ETA 1 min 15 s"
-
-
 def test_before_the_first_step_each_task_shows_its_phase() -> None:
     quiet: dict[str, Any] = {"step": None, "epoch": None, "metrics": {}, "state": "starting"}
     run = run_of(
@@ -93,36 +81,6 @@ def test_before_the_first_step_each_task_shows_its_phase() -> None:
     assert lines[2].endswith("waiting for peers")
     assert lines[3].endswith("importing TensorFlow")
     assert len(lines) == 4
-
-
-def test_a_stop_is_counted_down() -> None:
-    run = run_of(worker(0), status=Status.STOPPING, stop_by=START + 200)
-    header = frame_of(scene_of(run), 100)[0]
-    assert "stopping 3 min 12 s" in header
-    assert "8.0 s left, Ctrl-C again kills at once" in header
-
-
-def test_a_queued_run_shows_why_it_waits() -> None:
-    run = run_of(worker(0, state="waiting", step=None), status=Status.QUEUED)
-    run.waits_for = "nodes: Resources"
-    assert "waiting for nodes: Resources" in frame_of(scene_of(run), 60)
-
-
-def test_a_restart_shows_its_attempt_and_its_pause() -> None:
-    run = run_of(worker(0), status=Status.RESTARTING, waits_for="a pause of 2 s before attempt 2")
-    run.restarts = [{"attempt": 2, "of": 4}]
-    lines = frame_of(scene_of(run), 80)
-    assert "attempt 2 of 4" in lines[0]
-    assert "waiting for a pause of 2 s before attempt 2" in lines
-
-
-def test_a_stopped_and_a_failed_task_say_so_in_place_of_their_last_line() -> None:
-    run = run_of(
-        worker(0, frozen_by=19), worker(1, state="failed", ended_at=START + 9, exit_code=3)
-    )
-    lines = frame_of(scene_of(run), 100, last_line="a line")
-    assert any("stopped by SIGSTOP" in line for line in lines)
-    assert any("exit 3" in line and "a line" not in line for line in lines)
 
 
 def test_of_many_tasks_the_first_the_troubled_and_the_slowest_are_shown() -> None:
@@ -146,14 +104,44 @@ def test_parameter_servers_and_the_evaluator_do_not_lead() -> None:
     assert any(line.startswith("ps:0") for line in lines)
 
 
-def test_a_search_shows_its_trials() -> None:
-    trial = {"id": "03", "status": "COMPLETED", "objective": "val_loss", "score": 0.25}
-    run = run_of(worker(0), trials=[trial, {"id": "04", "status": "RUNNING"}], best_trial="03")
-    shown = "trials: 1 done, 1 running, best is 03 with val_loss 0.25"
-    assert shown in frame_of(scene_of(run), 80)
+TRIALS: dict[str, Any] = {
+    "trials": [
+        {"id": "03", "status": "COMPLETED", "objective": "val_loss", "score": 0.25},
+        {"id": "04", "status": "RUNNING"},
+    ],
+    "best_trial": "03",
+}
+PAUSED: dict[str, Any] = {"waits_for": "a pause of 2 s before attempt 2"}
 
 
-def test_tasks_of_other_hosts_name_them() -> None:
-    far = worker(1)
-    far.node = "gpu1"
-    assert "this machine, gpu1" in frame_of(scene_of(run_of(worker(0), far)), 80)[0]
+@pytest.mark.parametrize(
+    ("tasks", "run", "shown"),
+    [
+        ([{"step": 120, "total_steps": None, "epochs": None, "epoch": None}], {},
+         ["step 120, total unknown", "-ETA"]),
+        ([{"step": 1000, "epoch": None}], {},
+         ["━" * 9, "─" * 29 + "  25%  step 1,000 of 4,000  ETA 1 min 15 s"]),
+        ([{}], {"status": Status.STOPPING, "stop_by": START + 200},
+         ["stopping 3 min 12 s", "8.0 s left, Ctrl-C again kills at once"]),
+        ([{"state": "waiting", "step": None}],
+         {"status": Status.QUEUED, "waits_for": "nodes: Resources"},
+         ["waiting for nodes: Resources"]),
+        ([{}], {"status": Status.RESTARTING, "restarts": [{"attempt": 2, "of": 4}], **PAUSED},
+         ["attempt 2 of 4", "waiting for a pause of 2 s before attempt 2"]),
+        ([{"frozen_by": 19}, {"state": "failed", "ended_at": START + 9, "exit_code": 3}], {},
+         ["stopped by SIGSTOP", "exit 3", "-a line"]),
+        ([{}], TRIALS, ["trials: 1 done, 1 running, best is 03 with val_loss 0.25"]),
+        ([{}, {"node": "gpu1"}], {}, ["this machine, gpu1"]),
+    ],
+    ids=range(8),
+)  # fmt: skip
+def test_a_frame_says_what_a_run_does_or_waits_for(
+    tasks: list[dict[str, Any]], run: dict[str, Any], shown: list[str]
+) -> None:
+    made = run_of(*(worker(index) for index in range(len(tasks))), **run)
+    for task, facts in zip(made.tasks, tasks, strict=True):
+        for name, value in facts.items():
+            setattr(task, name, value)
+    text = "\n".join(frame_of(scene_of(made), 100, last_line="a line"))
+    for part in shown:
+        assert (part.removeprefix("-") in text) is not part.startswith("-"), text

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from tfcluster.rundir.paths import RunPaths
@@ -62,23 +65,6 @@ def test_only_the_last_of_many_restarts_are_listed() -> None:
     assert len(facts["restarts"].splitlines()) == 11
 
 
-def test_a_restart_of_one_task_does_not_count_as_an_attempt_of_all() -> None:
-    run = snapshot()
-    run.restarts = [KILLED | {"task": "worker:1", "from_step": None}]
-    assert dict(history.list_facts(run)) == {
-        "restarts": "worker:1 attempt 2: worker:1: killed by SIGKILL"
-    }
-    assert "attempt" not in format_status_line(run, now=START, width=100)
-
-
-def test_a_stopped_task_that_raised_the_same_error_is_marked() -> None:
-    run = snapshot(Status.FAILED)
-    assert run.diagnosis is not None
-    assert history.format_blame(run, run.tasks[0]) == ""
-    run.diagnosis["root_cause"]["also"] = ["worker:0"]
-    assert history.format_blame(run, run.tasks[0]) == " (same error)"
-
-
 def test_a_failure_is_explained_until_the_run_has_recovered(
     paths: RunPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,11 +89,12 @@ def test_a_planned_restart_does_not_show_the_cause_of_an_earlier_one(paths: RunP
 def test_cause_and_collateral_failures_are_marked() -> None:
     run = snapshot(Status.FAILED)
     cause, stopped = run.tasks[1], run.tasks[0]
-    assert (history.format_blame(run, cause), history.format_blame(run, stopped)) == (
-        " (cause)",
-        "",
-    )
+    assert history.format_blame(run, cause) == " (cause)"
+    assert history.format_blame(run, stopped) == ""
     assert run.diagnosis is not None
+    run.diagnosis["root_cause"]["also"] = ["worker:0"]
+    assert history.format_blame(run, stopped) == " (same error)"
+    run.diagnosis["root_cause"]["also"] = []
     run.diagnosis["collateral"] = ["worker:0"]
     stopped.state, stopped.ended_by, stopped.exit_code = "failed", "itself", 1
     assert history.format_blame(run, stopped) == " (collateral)"
@@ -123,25 +110,6 @@ def test_the_log_of_the_failed_attempt_is_named() -> None:
     assert history.log_of_cause(run) == "logs/attempt-1/worker-1.log"
 
 
-@pytest.mark.parametrize(
-    ("record", "expected"),
-    [
-        ({}, "never detected, not resumed"),
-        ({"detected_after_s": 0.004}, "detected after 4 ms, not resumed"),
-        (
-            {"detected_after_s": 0.2, "resumed_after_s": 2.31, "resumed_step": 41},
-            "detected after 0.2 s, resumed after 2.3 s at step 41",
-        ),
-    ],
-)
-def test_injected_faults_show_when_they_were_detected_and_resumed(
-    record: dict[str, float], expected: str
-) -> None:
-    run = snapshot()
-    run.chaos = [{"fault": "kill worker:1 at step 50", **record}]
-    assert dict(history.list_facts(run))["injected"] == f"kill worker:1 at step 50: {expected}"
-
-
 def test_waits_lost_nodes_and_stopped_tasks_are_shown(paths: RunPaths) -> None:
     run = snapshot(Status.RESTARTING)
     run.waits_for, run.nodes = "the agent of local", {"local": "lost"}
@@ -153,14 +121,6 @@ def test_waits_lost_nodes_and_stopped_tasks_are_shown(paths: RunPaths) -> None:
     assert line == (
         "restarting 12 s · attempt 2 of 4 · waiting for the agent of local · worker:0 stopped"
     )
-
-
-def test_a_resumed_run_shows_its_source(paths: RunPaths) -> None:
-    run = snapshot()
-    run.resumed_from = {"run": "demo-aaaa", "step": 1200, "a newer": "key"}
-    assert "resumed      demo-aaaa at step 1,200" in shown(run, paths)
-    run.resumed_from = {"run": "demo-aaaa", "step": None}
-    assert dict(history.list_facts(run))["resumed"] == "demo-aaaa"
 
 
 def test_a_lost_run_asks_for_cleanup_until_it_is_done(paths: RunPaths) -> None:
@@ -181,11 +141,26 @@ def test_a_run_of_another_host_names_the_host(paths: RunPaths) -> None:
     assert " on " not in part_lines(runs_grid([run], now=START, this_host="laptop"), 100)[1]
 
 
-@pytest.mark.parametrize("width", [40, 60, 80])
-def test_nothing_is_wider_than_a_narrow_screen(paths: RunPaths, width: int) -> None:
-    run = snapshot(Status.FAILED)
-    run.chaos = [{"fault": "kill worker:1 at step 50", "detected_after_s": 0.2}]
-    run.resumed_from, run.waits_for = {"run": "demo-aaaa", "step": 1200}, "a pause of 2 s"
-    panels = [status_panel(run, paths, now=START), closing_panel(run, paths)]
-    for line in "\n".join(plain_text(panel, width) for panel in panels).splitlines():
-        assert len(line) <= width or "/" in line
+KILL = "kill worker:1 at step 50"
+
+
+@pytest.mark.parametrize(
+    ("facts", "shown"),
+    [
+        ({"restarts": [KILLED | {"task": "worker:1", "from_step": None}]},
+         {"restarts": "worker:1 attempt 2: worker:1: killed by SIGKILL"}),
+        ({"resumed_from": {"run": "demo-aaaa", "step": 1200, "a newer": "key"}},
+         {"resumed": "demo-aaaa at step 1,200"}),
+        ({"resumed_from": {"run": "demo-aaaa", "step": None}}, {"resumed": "demo-aaaa"}),
+        ({"chaos": [{"fault": KILL}]}, {"injected": f"{KILL}: never detected, not resumed"}),
+        ({"chaos": [{"fault": KILL, "detected_after_s": 0.004}]},
+         {"injected": f"{KILL}: detected after 4 ms, not resumed"}),
+        ({"chaos": [{"fault": KILL, "detected_after_s": 0.2, "resumed_after_s": 2.31,
+                     "resumed_step": 41}]},
+         {"injected": f"{KILL}: detected after 0.2 s, resumed after 2.3 s at step 41"}),
+    ],
+)  # fmt: skip
+def test_what_has_happened_to_a_run_is_listed(facts: dict[str, Any], shown: dict[str, str]) -> None:
+    run = replace(snapshot(), **{"restarts": [], **facts})
+    assert dict(history.list_facts(run)) == shown
+    assert "attempt" not in format_status_line(run, now=START, width=100)

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
-import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tfcluster.rundir import task_logs
 from tfcluster.rundir.paths import RunPaths
-from tfcluster.rundir.task_logs import rank
 from tfcluster.ui.lines import MAX_LINE_BYTES
 from tfcluster.ui.merged_logs import LineStyle, LogFilter, MergedLogs, task_colour
 
@@ -25,12 +21,6 @@ def drained(
 ) -> str:
     logs = MergedLogs(paths, log_filter, style)
     return b"".join(logs.drain()).decode("utf-8", "surrogateescape")
-
-
-def test_lines_carry_their_task(paths: RunPaths, write_log: Write) -> None:
-    write_log("worker:1", b"one\n")
-    write_log("chief:0", b"zero\nmore")
-    assert drained(paths) == "chief:0 │ zero\nchief:0 │ more\nworker:1 │ one\n"
 
 
 def test_later_files_and_lines_are_shown_once(paths: RunPaths, write_log: Write) -> None:
@@ -46,16 +36,6 @@ def test_later_files_and_lines_are_shown_once(paths: RunPaths, write_log: Write)
     assert list(logs.drain()) == []
 
 
-def test_a_task_that_has_ended_gives_its_last_line_at_once(
-    paths: RunPaths, write_log: Write
-) -> None:
-    write_log("worker:0", b"killed in mid-")
-    logs = MergedLogs(paths)
-    assert list(logs.advance()) == []
-    logs.mark_ended("worker:0", 1)
-    assert b"".join(logs.advance()) == "worker:0 │ killed in mid-\n".encode()
-
-
 def test_progress_bars_are_shown_in_their_last_state(paths: RunPaths, write_log: Write) -> None:
     write_log("worker:0", b"1/3\r2/3\r3/3\nnext\n4/9\r5/9")
     logs = MergedLogs(paths)
@@ -63,13 +43,11 @@ def test_progress_bars_are_shown_in_their_last_state(paths: RunPaths, write_log:
     assert logs.partials() == {"worker:0": "5/9"}
 
 
-def test_a_pipe_gets_the_bytes_unchanged(paths: RunPaths, write_log: Write) -> None:
+def test_a_pipe_gets_the_bytes_unchanged_and_a_screen_sanitized_ones(
+    paths: RunPaths, write_log: Write
+) -> None:
     write_log("worker:0", b"\x00\xff\x1b[2J\x07\n")
     assert b"".join(MergedLogs(paths).drain()) == "worker:0 │ ".encode() + b"\x00\xff\x1b[2J\x07\n"
-
-
-def test_a_screen_gets_sanitized_bytes(paths: RunPaths, write_log: Write) -> None:
-    write_log("worker:0", b"\x00\xff\x1b[2J\x07\n")
     assert drained(paths, style=LineStyle(is_screen=True)) == "worker:0 │ ␀�␇\n"
 
 
@@ -117,17 +95,10 @@ def test_an_unfinished_line_is_followed_from_its_beginning(
     paths: RunPaths, write_log: Write, tail: int
 ) -> None:
     write_log("worker:0", b"one\nloss")
+    assert drained(paths, LogFilter(tail=tail)) == "worker:0 │ loss\n" * tail
     logs = MergedLogs(paths, LogFilter(tail=tail))
     write_log("worker:0", b" 0.5\n")
     assert b"".join(logs.advance()).decode() == "worker:0 │ loss 0.5\n"
-
-
-def test_an_unfinished_line_that_is_not_asked_for_is_not_shown(
-    paths: RunPaths, write_log: Write
-) -> None:
-    write_log("worker:0", b"one\nkilled in mid-")
-    assert drained(paths, LogFilter(tail=0)) == ""
-    assert drained(paths, LogFilter(tail=1)) == "worker:0 │ killed in mid-\n"
 
 
 @pytest.mark.parametrize(
@@ -136,10 +107,7 @@ def test_an_unfinished_line_that_is_not_asked_for_is_not_shown(
         (LogFilter(tasks=("worker:1",)), ["worker:1 │ b1", "worker:1 │ b2 loss"]),
         (LogFilter(grep=re.compile(rb"loss")), ["worker:0 │ a2 loss", "worker:1 │ b2 loss"]),
         (LogFilter(tail=1), ["worker:0 │ a3", "worker:1 │ b2 loss"]),
-        (
-            LogFilter(tail=1, grep=re.compile(rb"^.1")),
-            ["worker:0 │ a1", "worker:1 │ b1"],
-        ),
+        (LogFilter(tail=1, grep=re.compile(rb"^.1")), ["worker:0 │ a1", "worker:1 │ b1"]),
         (LogFilter(tail=0), []),
     ],
 )
@@ -171,16 +139,6 @@ def test_attempts_follow_each_other_and_can_be_chosen(paths: RunPaths, write_log
         "worker:0 │ first",
         "worker:0 │ without end",
     ]
-
-
-def test_an_attempt_that_ended_in_a_huge_line_is_shown_whole_before_the_next(
-    paths: RunPaths, write_log: Write
-) -> None:
-    write_log("worker:0", b"x" * 20_000_000)
-    write_log("worker:0", b"second\n", attempt=2)
-    logs = MergedLogs(paths)
-    shown = [len(line) for line in b"".join(logs.drain()).decode().splitlines()]
-    assert shown == [len("worker:0 │ ") + 20_000_000, len("worker:0 │ second")]
 
 
 def test_a_run_deleted_meanwhile_ends_the_stream_quietly(paths: RunPaths, write_log: Write) -> None:
@@ -220,55 +178,3 @@ def test_the_backlog_is_counted_and_can_be_skipped(paths: RunPaths, write_log: W
     assert logs.behind() == 5000
     assert logs.skip_to_newest(keep=50) == 991
     assert b"".join(logs.advance()).count(b"\n") == 9
-
-
-def lines_of(task: int, count: int) -> Iterable[bytes]:
-    return (b"task %d line %07d " % (task, n) for n in range(count))
-
-
-MERGE = """
-import pathlib, resource, sys, time
-from tfcluster.rundir.paths import RunPaths
-from tfcluster.ui.merged_logs import MergedLogs
-from tfcluster.ui.terminal import Terminal
-terminal = Terminal()
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-for block in MergedLogs(RunPaths(pathlib.Path(sys.argv[1]))).drain():
-    terminal.out_lines(block)
-used = resource.getrusage(resource.RUSAGE_SELF)
-print(time.process_time(), used.ru_maxrss - before, file=sys.stderr)
-"""
-
-
-def test_merging_costs_little_more_than_copying_in_constant_memory(
-    paths: RunPaths, write_log: Write
-) -> None:
-    for task in range(4):
-        content = b"".join(line.ljust(84, b"x") + b"\n" for line in lines_of(task, 200_000))
-        write_log(f"worker:{task}", content)
-    merging = subprocess.run(
-        [sys.executable, "-c", MERGE, str(paths.root)], capture_output=True, check=True
-    )
-    assert merging.stdout.count(b"\n") == 800_000
-    seconds, grown = merging.stderr.split()
-    # Processor time, with the start of Python: 0.2 s alone, twice that on a busy machine.
-    assert float(seconds) < 3.0
-    assert int(grown) * (1 if sys.platform == "darwin" else 1024) < 16_000_000
-
-
-def test_many_new_logs_are_sorted_once(
-    paths: RunPaths, write_log: Write, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ranked = []
-
-    def counted(label: str) -> tuple[int, str, int]:
-        ranked.append(label)
-        return rank(label)
-
-    monkeypatch.setattr(task_logs, "rank", counted)
-    for index in range(100):
-        write_log(f"worker:{index}", b"x\n")
-    logs = MergedLogs(paths)
-    assert len(ranked) == 100
-    lines = b"".join(logs.advance()).decode().splitlines()
-    assert lines == [f"worker:{index} │ x" for index in range(100)]

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.launcher.conftest import Tfcluster
 
-from tfcluster.cli.main import main
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.registry import this_process
 from tfcluster.rundir.snapshot import RunSnapshot
@@ -19,12 +18,6 @@ from tfcluster.ui.panels import runs_grid
 from tfcluster.ui.render import part_lines
 
 from .frames import START, run_of, worker
-
-
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("TFCLUSTER_HOME", str(tmp_path))
-    return tmp_path
 
 
 def write(run_id: str, *, started_at: float = START, **more: Any) -> RunPaths:
@@ -48,26 +41,21 @@ def run(run_id: str, **more: Any) -> RunSnapshot:
     return found
 
 
-def test_only_live_runs_are_read_and_an_ended_one_disappears(home: Path) -> None:
+def test_only_live_runs_are_read_and_an_ended_one_disappears(home_dir: Path) -> None:
     write("young-k7f3", started_at=START + 5)
     write("old-abcd")
     write("over-efgh", status=Status.SUCCEEDED)
     write("lost-ijkl", pid=2**22 + 1)
-    (home / "runs" / "begins-mnop").mkdir()
+    (home_dir / "runs" / "begins-mnop").mkdir()
     runs = LiveRuns()
     assert [found.run for found in runs.read()] == ["old-abcd", "young-k7f3"]
     write("old-abcd", status=Status.FAILED)
     assert [found.run for found in runs.read()] == ["young-k7f3"]
 
 
-def test_without_a_terminal_the_table_is_printed_once(
-    home: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_terminal_the_table_is_printed_once(tfcluster: Tfcluster) -> None:
     write("mnist-20260914-153012-k7f3")
-    monkeypatch.setattr(sys, "argv", ["tfcluster", "top"])
-    with pytest.raises(SystemExit):
-        main()
-    head, row = capfd.readouterr().out.splitlines()
+    head, row = tfcluster("top").out.splitlines()
     assert head.split() == [
         "NAME", "ID", "STATUS", "LOSS", "EPOCH", "STEP", "ETA", "EXAMPLES/S", "TASKS", "MEMORY",
         "CORES",
@@ -76,14 +64,9 @@ def test_without_a_terminal_the_table_is_printed_once(
     assert "0.3141   4/10  1,200 of 4,000  1 min 10 s" in row
 
 
-def test_json_has_numbers_and_says_what_is_not_known(
-    home: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_json_has_numbers_and_says_what_is_not_known(tfcluster: Tfcluster) -> None:
     write("mnist-k7f3", tasks=[worker(0, total_steps=None, metrics={"loss": float("nan")})])
-    monkeypatch.setattr(sys, "argv", ["tfcluster", "top", "--json"])
-    with pytest.raises(SystemExit):
-        main()
-    (found,) = json.loads(capfd.readouterr().out)
+    (found,) = json.loads(tfcluster("top", "--json").out)
     assert (found["run"], found["step"], found["total_steps"]) == ("mnist-k7f3", 1200, None)
     assert found["metrics"] == {"loss": "NaN"}
     assert found["examples_per_second"] == 1312.0

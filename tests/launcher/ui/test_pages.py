@@ -79,19 +79,13 @@ def test_elsewhere_a_hint_names_the_command_that_prints_the_section(
 def test_where_the_documentation_is_published_a_hint_names_its_address(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(pages, "_published", lambda: "https://docs.invalid/tfcluster")
-    assert pages.reference(LATE) == "https://docs.invalid/tfcluster/failures.html#late"
-    monkeypatch.setenv("TFCLUSTER_DOCS_URL", "https://ours.invalid/")
-    assert pages.reference("docs/guides/hosts.md") == "https://ours.invalid/guides/hosts.html"
-
-
-def test_the_address_is_the_packages_project_url(monkeypatch: pytest.MonkeyPatch) -> None:
     package = Message()
     monkeypatch.setattr(metadata, "metadata", lambda name: package)
     package["Project-URL"] = "Source, https://code.invalid"
-    assert pages._published() is None
-    package["Project-URL"] = "Documentation, https://docs.invalid"
-    assert pages._published() == "https://docs.invalid"
+    package["Project-URL"] = "Documentation, https://docs.invalid/tfcluster"
+    assert pages.reference(LATE) == "https://docs.invalid/tfcluster/failures.html#late"
+    monkeypatch.setenv("TFCLUSTER_DOCS_URL", "https://ours.invalid/")
+    assert pages.reference("docs/guides/hosts.md") == "https://ours.invalid/guides/hosts.html"
 
 
 def test_pages_are_listed_with_their_titles(installed: None) -> None:
@@ -131,14 +125,8 @@ def test_a_section_ends_at_the_next_heading_of_its_level(installed: None, name: 
     assert text.startswith("### A task is late\n")
     assert text.endswith("#### In `fit`\n\nDeeper.\n")
     assert "# no heading" in text
-
-
-def test_a_page_is_printed_without_its_pictures(installed: None) -> None:
-    assert pages.read("index") == "# Start here\n\nRead on.\n"
-
-
-def test_a_heading_is_found_by_its_words_too(installed: None) -> None:
     assert pages.read("failures#in-fit") == "#### In `fit`\n\nDeeper.\n"
+    assert pages.read("index") == "# Start here\n\nRead on.\n", "without its pictures"
 
 
 @pytest.mark.parametrize(

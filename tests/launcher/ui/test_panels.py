@@ -8,21 +8,20 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
 
 import pyte
 import pytest
+from tests.launcher.conftest import plan_of
 
 from tfcluster.plans.plan import (
-    CheckpointPlan,
     Command,
     Interpreter,
     NodePlan,
     Plan,
-    Supervision,
     TaskId,
-    TaskPlan,
 )
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.snapshot import RunSnapshot, TaskSnapshot
@@ -35,7 +34,7 @@ from tfcluster.ui.panels import (
     status_panel,
     tasks_grid,
 )
-from tfcluster.ui.plan_view import start_panel
+from tfcluster.ui.plan_view import describe_ports, start_panel
 from tfcluster.ui.render import Facts, Grid, Panel, part_lines, plain_text, render, screen_text
 from tfcluster.ui.terminal import Terminal
 
@@ -55,20 +54,12 @@ def plan() -> Plan:
         {"tensorflow": "2.21.0", "keras": "3.15.1", "tf-keras": "2.21.0", "numpy": "2.4.0"},
     )
     command = Command(("python", "train.py"), (), "/home/anna/mnist")
-    return Plan(
-        name="mnist-2w",
+    made = plan_of(name="mnist-2w")
+    return replace(
+        made,
         spec_path="/home/anna/mnist/tfcluster.json",
-        kind="training",
-        strategy="multi_worker_mirrored",
         nodes=(NodePlan("local", "local", python, "/home/anna/mnist"),),
-        tasks=tuple(
-            TaskPlan(TaskId("worker", index), "local", "127.0.0.1", 0, command, cores=(index,))
-            for index in range(2)
-        ),
-        prepare={},
-        supervision=Supervision(),
-        checkpoints=CheckpointPlan(),
-        hooks=True,
+        tasks=tuple(replace(t, command=command, cores=(t.id.index,)) for t in made.tasks),
         settings={"communication": "RING"},
         notes=("Keras 3 fails across workers, so tf_keras is used (TF_USE_LEGACY_KERAS=1)",),
     )
@@ -117,6 +108,11 @@ def running_run() -> RunSnapshot:
     return run
 
 
+def grid_of(run: RunSnapshot) -> Grid:
+    parts = status_panel(run, PATHS, now=START + 10).parts
+    return next(part for part in parts if isinstance(part, Grid))
+
+
 def test_ended_tasks_show_their_mean_speed_and_running_tasks_the_current_one() -> None:
     ended, running = failed_run(), running_run()
     for task in (*ended.tasks, *running.tasks):
@@ -124,8 +120,7 @@ def test_ended_tasks_show_their_mean_speed_and_running_tasks_the_current_one() -
     closing = tasks_grid(ended)
     place = closing.headers.index("steps/s")
     assert [row[place] for row in closing.rows] == ["17.5", "17.5"]
-    status = status_panel(running, PATHS, now=START + 10)
-    grid = next(part for part in status.parts if isinstance(part, Grid))
+    grid = grid_of(running)
     place = grid.headers.index("steps/s")
     assert [row[place] for row in grid.rows] == ["41.2", "41.1"]
 
@@ -134,11 +129,7 @@ def test_the_gpus_that_tensorflow_registers_are_a_column_where_there_are_any() -
     run = running_run()
     for devices, shown in ((["CPU"], None), (["CPU", "GPU H200", "GPU H200"], "2 × H200")):
         run.tasks[0].devices = devices
-        grid = next(
-            part
-            for part in status_panel(run, PATHS, now=START + 10).parts
-            if isinstance(part, Grid)
-        )
+        grid = grid_of(run)
         assert ("GPUs" in grid.headers) == (shown is not None)
         assert shown is None or grid.rows[0][grid.headers.index("GPUs")] == shown
 
@@ -202,29 +193,10 @@ def test_render_is_plain_without_a_screen(open_screen: OpenScreen) -> None:
     assert render(panel, Terminal(screen, screen, environ={"CI": "1"})) == "title\n  name  value"
 
 
-def test_a_run_without_a_diagnosis_has_no_root_cause() -> None:
-    assert root_cause_panel(running_run(), PATHS) is None
-
-
-def test_warnings_are_sanitized() -> None:
-    run = failed_run()
-    run.warnings = ["\x1b[2Jgone\x07"]
-    assert "warning: gone␇" in plain_text(closing_panel(run, PATHS), 80)
-
-
-def test_prune_is_named_only_above_ten_gigabytes() -> None:
-    below = plain_text(closing_panel(failed_run(), PATHS, home_bytes=9_000_000_000), 80)
-    assert "prune" not in below
-
-
 def test_a_hundred_tasks_are_counted_not_listed() -> None:
     small = plan()
-    many = tuple(
-        TaskPlan(TaskId("worker", i), "local", "127.0.0.1", 0, small.tasks[0].command)
-        for i in range(100)
-    )
-    values = {name: getattr(small, name) for name in Plan.__dataclass_fields__}
-    shown = plain_text(start_panel(Plan(**(values | {"tasks": many})), PATHS), 80)
+    many = tuple(replace(small.tasks[0], id=TaskId("worker", i)) for i in range(100))
+    shown = plain_text(start_panel(replace(small, tasks=many), PATHS), 80)
     assert len(shown.splitlines()) < 25
     assert "local    100" in shown
 
@@ -293,4 +265,16 @@ def test_the_closing_panel_has_results_and_the_command_for_curves() -> None:
     assert facts["speed"].endswith("1,318 examples/s on average, first step after 6.2 s")
     assert facts["progress"].endswith("epoch 3/10, step 1,200 of 4,000")
     assert facts["curves"].endswith("tfcluster tensorboard k7f3")
-    assert "curves" not in plain_text(closing_panel(run, PATHS), 80)
+    without = plain_text(closing_panel(run, PATHS, home_bytes=9_000_000_000), 80)
+    assert "curves" not in without
+    assert "prune" not in without, "it is named above ten gigabytes"
+
+
+def test_the_line_about_ports_names_those_that_other_machines_can_reach() -> None:
+    assert describe_ports(plan(), [0, 0]).startswith("2 ports, chosen at start: TensorFlow listens")
+    assert describe_ports(plan(), [2223, 2222]).startswith(
+        "2222, 2223: TensorFlow listens on every"
+    )
+    assert describe_ports(plan(), range(3000, 3100)).startswith("100 ports, 3000 to 3099: ")
+    private = replace(plan(), nodes=tuple(replace(n, network="private") for n in plan().nodes))
+    assert describe_ports(private, [2222, 2223]).startswith("none: ")

@@ -29,10 +29,6 @@ def shown(*found: dict[str, Any], best: str | None = None, now: float | None = N
     ]
 
 
-def test_a_run_without_trials_shows_no_table() -> None:
-    assert shown() == []
-
-
 def test_trials_are_listed_best_first_and_the_best_with_its_hyperparameters() -> None:
     values = {"units": 64, "rate": 0.00123456, "tuner/epochs": 3}
     lines = shown(

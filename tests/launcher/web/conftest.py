@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from tfcluster.plans.plan import TaskId
+from tfcluster.rundir import registry, run_writer
 from tfcluster.rundir.paths import RunPaths
+from tfcluster.rundir.snapshot import RunSnapshot
 from tfcluster.web.app import Site
 from tfcluster.web.security import Guard, Keys
 
@@ -21,6 +23,13 @@ PORT = 6020
 HOST = f"127.0.0.1:{PORT}"
 Write = Callable[..., Path]
 Open = Callable[..., TestClient]
+
+
+def change(paths: RunPaths, edit: Callable[[RunSnapshot], None]) -> None:
+    """Change the state of a run as its coordinator does."""
+    state = registry.load(paths)
+    edit(state)
+    assert run_writer.write_json(paths.state, state.to_json())
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,23 +13,13 @@ from tests.launcher.conftest import MakeRun, plan_of
 
 from tfcluster.plans.plan import EnvVar
 from tfcluster.rundir import run_writer
-from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.snapshot import RunSnapshot
 from tfcluster.rundir.states import Status
 from tfcluster.typed_json import object_to_json
-from tfcluster.web import run_data
 
-from .conftest import Open, TestClient, Write
+from .conftest import TestClient, Write, change
 
 HOSTILE = "<script>alert(1)</script>\"'\u202e\x1b]0;x\x07\ud800"
-
-
-def change(paths: RunPaths, edit: Callable[[RunSnapshot], None]) -> None:
-    from tfcluster.rundir import registry
-
-    state = registry.load(paths)
-    edit(state)
-    assert run_writer.write_json(paths.state, state.to_json())
 
 
 def test_runs_are_listed_newest_first_with_the_progress_of_the_chief(
@@ -70,13 +59,6 @@ def test_a_changed_deleted_or_new_run_is_noticed(client: TestClient, make_run: M
     assert listed() == {first.run_id: "failed", third.run_id: "succeeded"}
 
 
-def test_a_run_whose_coordinator_died_is_lost(client: TestClient, make_run: MakeRun) -> None:
-    paths = make_run(status=Status.RUNNING, pid=2**22 + 1)
-
-    assert client.get("/api/runs").json()["runs"][0]["status"] == "lost"
-    assert client.get(f"/api/runs/{paths.run_id}").json()["snapshot"]["status"] == "lost"
-
-
 def test_a_damaged_run_is_listed_with_the_reason(client: TestClient, make_run: MakeRun) -> None:
     paths = make_run()
     paths.state.write_text("{")
@@ -105,24 +87,12 @@ def test_a_run_has_its_plan_without_secrets_at_the_chosen_ports(
 
     assert "hunter22" not in answer.text
     task = found["tasks"][1]
-    assert (task["task"], task["node"], task["argv"]) == (
-        "worker:1",
-        "local",
-        ["python", "main.py"],
-    )
+    assert (task["task"], task["node"]) == ("worker:1", "local")
+    assert task["argv"] == ["python", "main.py"]
     assert task["tf_config"]["cluster"]["worker"][1] == "127.0.0.1:4711"
     assert task["start"] == "cd / && python main.py"
     assert {"name": "WANDB_API_KEY", "value": None, "source": "job.secrets", "secret": True} in (
         task["env"]
-    )
-
-
-def test_a_run_without_a_plan_says_so(client: TestClient, make_run: MakeRun) -> None:
-    paths = make_run()
-
-    assert (
-        "plan.json cannot be read"
-        in client.get(f"/api/runs/{paths.run_id}").json()["plan"]["problem"]
     )
 
 
@@ -140,11 +110,8 @@ def test_a_failure_comes_with_its_cause_its_fix_and_the_last_lines(
     change(paths, fail)
     found = client.get(f"/api/runs/{paths.run_id}").json()["diagnosis"]
 
-    assert (found["task"], found["how"], found["reason"]) == (
-        "worker:1",
-        "exit 1",
-        "ValueError: no",
-    )
+    assert (found["task"], found["how"]) == ("worker:1", "exit 1")
+    assert found["reason"] == "ValueError: no"
     assert found["text"] == ["→ say yes", "worker:0 failed because of it."]
     assert found["lines"] == ["first", "ValueError: no"]
     assert found["collateral"] == ["worker:0"]
@@ -166,12 +133,8 @@ def test_hostile_text_is_data_in_json_and_escaped_in_pages(
     assert answer.headers["content-type"] == "application/json"
     assert answer.text.isascii()
     assert json.loads(answer.content)["snapshot"]["name"] == HOSTILE
-    for path in (
-        "/",
-        f"/runs/{paths.run_id}",
-        f"/runs/{HOSTILE[:20]}",
-        f"/compare?runs={HOSTILE[:20]}",
-    ):
+    pages = ("/", *(f"/runs/{run}" for run in (paths.run_id, HOSTILE[:20])))
+    for path in (*pages, f"/compare?runs={HOSTILE[:20]}"):
         page = client.get(path)
         assert page.headers["content-type"].startswith("text/html")
         assert "<script>alert" not in page.text
@@ -233,18 +196,3 @@ def test_a_page_compares_at_most_six_runs(client: TestClient, make_run: MakeRun)
     for path in ("/compare", "/api/compare"):
         assert client.get(path, params={"runs": ",".join(names[:6])}).status_code == 200
         assert client.get(path, params={"runs": ",".join(names)}).status_code == 400
-
-
-def test_the_stop_button_is_only_there_where_it_works(open_client: Open, make_run: MakeRun) -> None:
-    run_id = make_run().run_id
-
-    assert 'id="stop"' in open_client().get(f"/runs/{run_id}").text
-    assert 'id="stop"' not in open_client(read_only=True).get(f"/runs/{run_id}").text
-
-
-def test_values_that_json_lacks_are_strings() -> None:
-    value = {"a": float("nan"), "b": [float("inf"), {"c": -float("inf")}], "d": "é\ud800"}
-
-    found = run_data.to_bytes(value)
-
-    assert json.loads(found) == {"a": "NaN", "b": ["Infinity", {"c": "-Infinity"}], "d": "é\ud800"}

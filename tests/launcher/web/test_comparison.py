@@ -96,11 +96,10 @@ def test_only_what_differs_between_the_specs_is_listed(home_dir: Path) -> None:
         "job.env.A": ("–", "1"),
     }
     assert comparison.labels == tuple(f"demo {run.run_id[-4:]}" for run in runs)
-
-
-def test_runs_of_one_spec_do_not_differ(home_dir: Path) -> None:
-    runs = [succeeded(home_dir) for _ in range(2)]
-    assert comparison_of(*runs).differences == ()
+    found = comparison.to_json()
+    assert [run["differences"]["--lr"] for run in found] == ["0.1", "0.2"]
+    json.dumps(found, allow_nan=False)
+    assert comparison_of(runs[0], runs[0]).differences == ()
 
 
 def test_of_a_repeated_option_the_last_counts(home_dir: Path) -> None:
@@ -148,13 +147,3 @@ def test_a_wide_screen_shows_all_values_whole(home_dir: Path) -> None:
     ]
     assert module in text_of(comparison_of(*runs), 200)
     assert "and_a_module" in text_of(comparison_of(*runs), 60)  # modules differ at their end
-
-
-def test_the_json_has_an_object_for_each_run(home_dir: Path) -> None:
-    found = comparison_of(
-        succeeded(home_dir, spec={"n": 1}),
-        failed(home_dir, spec={"n": 2}),
-    ).to_json()
-    assert [run["status"] for run in found] == ["succeeded", "failed"]
-    assert [run["differences"] for run in found] == [{"n": "1"}, {"n": "2"}]
-    json.dumps(found, allow_nan=False)

@@ -87,20 +87,11 @@ def test_another_host_name_is_refused_as_dns_may_have_been_rebound(
     answer = client.get("/api/runs", headers={"host": host})
     assert answer.status_code == 421
     assert f"only the names {HOST} and localhost:{PORT}" in answer.text
-
-
-def test_localhost_is_our_name_too(client: TestClient) -> None:
+    assert client.get("/api/runs", headers=[("host", HOST), ("host", host)]).status_code == 421
     cookie = "; ".join(f"{name}={value}" for name, value in client.cookies.items())
-
-    answer = client.get("/api/runs", headers={"host": f"localhost:{PORT}", "cookie": cookie})
-
-    assert answer.status_code == 200
-
-
-def test_two_host_headers_are_refused(client: TestClient) -> None:
-    answer = client.get("/api/runs", headers=[("host", HOST), ("host", "evil.example")])
-
-    assert answer.status_code == 421
+    ours = {"host": f"localhost:{PORT}", "cookie": cookie}
+    assert client.get("/api/runs", headers=ours).status_code == 200
+    assert client.delete("/api/runs").status_code == 405
 
 
 FOREIGN = [
@@ -206,8 +197,3 @@ def test_a_large_request_is_refused(client: TestClient, make_run: MakeRun, keys:
         assert client.post(url, content=body, headers=headers).status_code == 413
     assert client.post(url, content=b"[" * 4000, headers=headers).status_code == 400
     assert client.get("/api/runs", headers={"content-length": "-1"}).status_code == 413
-
-
-@pytest.mark.parametrize("method", ["PUT", "DELETE", "OPTIONS", "PATCH", "TRACE"])
-def test_other_methods_are_refused(client: TestClient, method: str) -> None:
-    assert client.request(method, "/api/runs").status_code == 405

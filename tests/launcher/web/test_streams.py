@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tests.launcher.conftest import MakeRun
 
-from tfcluster.rundir import registry, run_writer
+from tfcluster.rundir import registry
 from tfcluster.rundir.events import Progress, Warned
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.run_writer import to_line
@@ -22,7 +22,7 @@ from tfcluster.web import streams
 from tfcluster.web.run_data import RunIndex
 from tfcluster.web.streams import Streams
 
-from .conftest import Write
+from .conftest import Write, change
 
 Frame = tuple[str, Any]
 HANG_S = 30.0
@@ -73,12 +73,6 @@ def progress(step: int) -> bytes:
 
 def warning(seq: int, text: str = "careful") -> bytes:
     return to_line(Warned(message=text), seq=seq, time=100.0)
-
-
-def change(paths: RunPaths, edit: Callable[[RunSnapshot], None]) -> None:
-    state = registry.load(paths)
-    edit(state)
-    assert run_writer.write_json(paths.state, state.to_json())
 
 
 def finish(state: RunSnapshot) -> None:
@@ -173,27 +167,6 @@ def test_the_end_of_a_run_is_the_end_of_its_stream(
     play(home_dir, watch)
 
 
-def test_a_run_whose_coordinator_dies_becomes_lost(home_dir: Path, paths: RunPaths) -> None:
-    async def watch(all_streams: Streams) -> None:
-        browser = Browser(all_streams.follow(paths))
-        await browser.read()
-        change(paths, lambda state: setattr(state, "pid", 2**22 + 1))
-        await browser.until("end")
-        assert [data for name, data in browser.got if name == "state"][-1]["status"] == "lost"
-
-    play(home_dir, watch)
-
-
-def test_a_deleted_run_ends_its_stream(home_dir: Path, paths: RunPaths) -> None:
-    async def watch(all_streams: Streams) -> None:
-        browser = Browser(all_streams.follow(paths))
-        await browser.read()
-        registry.delete(paths)
-        await browser.until("end")
-
-    play(home_dir, watch)
-
-
 def test_one_thread_reads_for_all_viewers_and_ends_with_the_last(
     home_dir: Path, paths: RunPaths
 ) -> None:
@@ -229,28 +202,6 @@ def test_an_internal_error_ends_the_stream_so_that_the_browser_connects_again(
         await again.read()
         append(paths, warning(2))
         assert [event["seq"] for event in await again.until("timeline")] == [2]
-
-    play(home_dir, watch)
-
-
-def test_a_viewer_that_joins_beside_one_of_a_dead_feed_gets_a_new_feed(
-    home_dir: Path, paths: RunPaths, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(threading, "excepthook", lambda args: None)
-
-    async def watch(all_streams: Streams) -> None:
-        stuck, other = (Browser(all_streams.follow(paths)) for _ in range(2))
-        await stuck.read()
-        await other.read()
-        with monkeypatch.context() as broken:
-            broken.setattr(streams, "_changes", lambda before, now: 1 / 0)
-            append(paths, warning(1))
-            await asyncio.wait_for(other.read_all(), HANG_S)  # `stuck` has not read its end
-        late = Browser(all_streams.follow(paths))
-        await late.read()
-        append(paths, warning(2))
-        assert [event["seq"] for event in await late.until("timeline")] == [2]
-        await stuck.read_all()
 
     play(home_dir, watch)
 
@@ -303,5 +254,21 @@ def test_what_is_no_event_of_the_timeline_is_left_out_and_a_long_one_is_cut(
         assert [event["step"] for event in await browser.until("progress")] == [1]
         (found,) = await browser.until("timeline")
         assert (found["type"], len(found["message"])) == ("warned", 2001)
+
+    play(home_dir, watch)
+
+
+@pytest.mark.parametrize("how", ["deleted", "its coordinator dies"])
+def test_a_run_that_goes_away_ends_its_stream(home_dir: Path, paths: RunPaths, how: str) -> None:
+    async def watch(all_streams: Streams) -> None:
+        browser = Browser(all_streams.follow(paths))
+        await browser.read()
+        if how == "deleted":
+            registry.delete(paths)
+        else:
+            change(paths, lambda state: setattr(state, "pid", 2**22 + 1))
+        await browser.until("end")
+        states = [data.get("status") for name, data in browser.got if name == "state"]
+        assert how == "deleted" or states[-1] == "lost"
 
     play(home_dir, watch)
