@@ -30,7 +30,7 @@ from tfcluster.plans.plan import Plan, TaskId
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.events import Event, Gathering
 from tfcluster.rundir.paths import RunPaths
-from tfcluster.wire.file_sending import FilesStalledError
+from tfcluster.wire.file_transfer import FilesStalledError
 
 NOTHING: Final = "nothing"
 """`RunGathering.mark_newest` where nothing was saved."""

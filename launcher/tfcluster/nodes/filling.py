@@ -18,8 +18,7 @@ from tfcluster.checkpoints.completeness import Entry, Kind
 from tfcluster.checkpoints.copying import NOT_AS_GATHERED, SourceChangedError, scan
 from tfcluster.checkpoints.restore import name_checkpoints
 from tfcluster.checkpoints.store import Gathered
-from tfcluster.wire.file_sending import RemoteFilesError
-from tfcluster.wire.file_transfer import RemoteFiles
+from tfcluster.wire.file_transfer import RemoteFiles, RemoteFilesError
 from tfcluster.wire.file_trees import Sent, announce
 
 KEPT_FOR_READERS = 5

@@ -24,8 +24,7 @@ from tfcluster.nodes.reports import step_of
 from tfcluster.plans.plan import NodePlan, Plan
 from tfcluster.rundir import chaos
 from tfcluster.rundir.paths import RunPaths, runtime_dir
-from tfcluster.wire.file_sending import RemoteFilesError
-from tfcluster.wire.file_transfer import RemoteFiles
+from tfcluster.wire.file_transfer import RemoteFiles, RemoteFilesError
 from tfcluster.wire.link import SILENCE_S, AgentLink
 from tfcluster.wire.messages import Log, Unknown
 

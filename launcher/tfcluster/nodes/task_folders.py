@@ -21,7 +21,7 @@ from tfcluster.nodes.hub import Hub
 from tfcluster.nodes.remote_folders import Site
 from tfcluster.plans.plan import Plan, TaskId
 from tfcluster.rundir.paths import RunPaths
-from tfcluster.wire.file_sending import FilesStalledError
+from tfcluster.wire.file_transfer import FilesStalledError
 from tfcluster.wire.remote_source import RemoteSource, grows, is_same
 
 _RATE = 50e6

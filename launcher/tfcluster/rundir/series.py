@@ -17,7 +17,7 @@ from itertools import chain
 from typing import Any, Final
 
 from tfcluster.agent import foreign_json
-from tfcluster.agent.regular_files import open_regular
+from tfcluster.agent.foreign_json import open_regular
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.snapshot import choose_leader, to_json_numbers
 from tfcluster.rundir.task_logs import rank

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tfcluster.agent.error_text import describe_error
-from tfcluster.agent.regular_files import open_regular
+from tfcluster.agent.foreign_json import open_regular
 from tfcluster.agent.tasks.output import TIMES_ENTRY, times_path
 from tfcluster.errors import UsageError
 from tfcluster.plans.context import LOCAL
