@@ -15,7 +15,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,7 +88,13 @@ def end_nodes(paths: RunPaths) -> list[NodeEnd]:
     open_until = {node: at for node, at in state.leases.items() if at > time.time()}
     if plan is None or not open_until:
         return []
-    ends = run_in_loop(_end_all(plan, state, open_until))
+    nodes = [node for node in plan.nodes if node.name in open_until]
+
+    async def end_all() -> list[NodeEnd]:
+        ending = (_end_node(node, state, open_until[node.name]) for node in nodes)
+        return list(await asyncio.gather(*ending))
+
+    ends = run_in_loop(end_all())
     state.leases = {end.node: end.until for end in ends if end.trouble}
     require_json(paths.state, state_json(state))
     return ends
@@ -121,12 +127,6 @@ def end_on_hosts(paths: RunPaths, say: Callable[[str], None]) -> None:
             say(f"{end.node}: saved files stay in {end.folder}")
     if problems:
         raise NodeLostError("\n".join(problems), fix=f"try again: tfcluster down {paths.run_id}")
-
-
-async def _end_all(plan: Plan, state: RunSnapshot, until: Mapping[str, float]) -> list[NodeEnd]:
-    nodes = [node for node in plan.nodes if node.name in until]
-    ending = (_end_node(node, state, until[node.name]) for node in nodes)
-    return list(await asyncio.gather(*ending))
 
 
 async def _end_node(node: NodePlan, state: RunSnapshot, until: float) -> NodeEnd:

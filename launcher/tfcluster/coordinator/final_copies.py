@@ -46,38 +46,43 @@ class FinalCopies:
     is_incomplete: bool = False
     """True if something could not be copied."""
 
-    def note_missed_checkpoints(self, why: str) -> None:
-        """Note that the chief's last checkpoints could not be gathered."""
-        what = f"the last checkpoints of {self.chief} were not gathered: {why}"
-        self._note_missing(what, self._checkpoint_folder)
+    def run(self, missed: str, *, gathers: bool, has_notes: bool, stay: bool) -> tuple[str, ...]:
+        """Copy all but checkpoints; return the paths of the outputs.
 
-    def note_incomplete(self) -> None:
-        """Note where checkpoints are that were reported before as not gathered."""
-        self.is_incomplete = True
-        if self.folders.is_remote(self._node):
-            self._note_location(self._checkpoint_folder)
-
-    def note_cancelled(self) -> None:
-        """Note that the user cancelled the copies."""
-        what = "gathering was stopped by Ctrl-C; files not yet copied are in the tasks' folders"
-        self._note_missing(what, self._checkpoint_folder)
-
-    def note_remote_checkpoints(self) -> None:
-        """Note where a remote chief's checkpoints are, for a run that gathers nothing."""
+        `missed`: why the last checkpoints were not gathered, or ""; `has_notes`: some of them were
+        reported so before; `stay`: none are gathered, so they stay where the chief saved them.
+        """
         directory = self.folders.checkpoints(self.chief)
-        if isinstance(directory, Path):
-            return
-        with contextlib.suppress(CancelledError, OSError):  # if unknown, assume there are some
-            if not find(directory.scan(stopped=self.stopped), None):
-                return
-        self.is_incomplete = True
-        self._note_location(directory.folder)
+        folder = _path_of(directory)
+        if missed:
+            what = f"the last checkpoints of {self.chief} were not gathered: {missed}"
+            self._note_missing(what, folder)
+        elif stay and not isinstance(directory, Path) and self._may_have_any(directory):
+            self._note_location(folder)
+        if has_notes:
+            self.is_incomplete = True
+            if self.folders.is_remote(self._node):
+                self._note_location(folder)
+        outputs = self._copy_outputs()
+        if gathers:
+            self._copy_tensorboard()
+        self._deliver(outputs)
+        if self.stopped():
+            what = "gathering was stopped by Ctrl-C; files not yet copied are in the tasks' folders"
+            self._note_missing(what, folder)
+        return outputs
+
+    def _may_have_any(self, directory: Source) -> bool:
+        with contextlib.suppress(CancelledError, OSError):
+            return bool(find(directory.scan(stopped=self.stopped), None))
+        return True
 
     def _note_location(self, folder: PurePath) -> None:
+        self.is_incomplete = True
         fetch = self.folders.fetch_command(self._node, folder)
         self.notes.append(f"the checkpoints of {self.chief} are on {self._node}: {fetch}")
 
-    def copy_outputs(self) -> tuple[str, ...]:
+    def _copy_outputs(self) -> tuple[str, ...]:
         """Copy the files that ``checkpoints.outputs`` matches; return their paths."""
         globs, into, stopped = self.plan.checkpoints.outputs, self.paths.outputs, self.stopped
         if not globs:
@@ -90,7 +95,7 @@ class FinalCopies:
         self.notes += found.notes
         return found.files
 
-    def copy_tensorboard(self) -> None:
+    def _copy_tensorboard(self) -> None:
         """Copy the TensorBoard files of other machines."""
         with self._noting_failure("TensorBoard files were not all copied", "TensorBoard files"):
             failed = self.folders.fetch_tensorboard(stopped=self.stopped)
@@ -98,7 +103,7 @@ class FinalCopies:
                 what = f"TensorBoard files of {node} were not all copied: {why}"
                 self._note_missing(what, folder, node=node)
 
-    def deliver(self, copied: tuple[str, ...]) -> None:
+    def _deliver(self, copied: tuple[str, ...]) -> None:
         """Copy the results to the folder ``checkpoints.to``; `copied`: the gathered outputs."""
         if (to := self.plan.checkpoints.to) is not None:
             failure = f"not everything was copied to checkpoints.to ({to})"
@@ -128,10 +133,6 @@ class FinalCopies:
     @property
     def _node(self) -> str:
         return self.plan.task(self.chief).node
-
-    @property
-    def _checkpoint_folder(self) -> PurePath:
-        return _path_of(self.folders.checkpoints(self.chief))
 
 
 def _path_of(place: Path | Source) -> PurePath:

@@ -140,7 +140,7 @@ class Session:
             resume = self._launch.resume
             if resume is not None and self.run_writer.state.attempt == 0:
                 seed(resume, self.paths.checkpoints)
-                announce = self._announcing(resume, announce)
+                announce = partial(self._announce_resumed, resume, announce)
             self._require_progress()
             with asyncio.Runner(loop_factory=RunLoop) as runner:
                 outcome = runner.run(self._run(announce, handles_signals))
@@ -211,13 +211,10 @@ class Session:
         with _handling_signals(coordinator) if handles_signals else contextlib.nullcontext():
             return await coordinator.run()
 
-    def _announcing(self, resume: Resume, announce: Announce) -> Announce:
-        def record_and_announce(plan: Plan) -> None:
-            for event in resume.events():
-                self.run_writer.record(event)
-            announce(plan)
-
-        return record_and_announce
+    def _announce_resumed(self, resume: Resume, announce: Announce, plan: Plan) -> None:
+        for event in resume.events():
+            self.run_writer.record(event)
+        announce(plan)
 
     def _note_internal_error(self, fault: Exception) -> Outcome:
         first: BaseException = fault

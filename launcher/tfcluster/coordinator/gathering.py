@@ -7,7 +7,7 @@ import contextlib
 import tempfile
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from hashlib import sha512
 from pathlib import Path
@@ -28,7 +28,7 @@ from tfcluster.nodes.filling import Follower
 from tfcluster.nodes.task_folders import TaskFolders
 from tfcluster.plans.plan import Plan, TaskId
 from tfcluster.rundir import events as ev
-from tfcluster.rundir.events import Event, Gathering
+from tfcluster.rundir.events import Event
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.wire.file_transfer import FilesStalledError
 
@@ -38,9 +38,6 @@ _STOPPED = "gathering was stopped"
 _GATHER_EVERY_S = 2.0
 _TENSORBOARD_EVERY_S = 10.0
 _PUT_BACK_TRIES = 3
-_SHOW_EVERY_S = 1.0
-_REPORT_AFTER, _REPORT_EVERY = 5, 30
-"""Counted in steps of `_SHOW_EVERY_S`: short waits are not reported, long ones rarely."""
 
 
 class RunGathering:
@@ -82,7 +79,8 @@ class RunGathering:
         self._is_cancelled = threading.Event()
         self._salvaging: asyncio.Task[str] | None = None
         self._problem = self._awaited = self._missed = ""
-        """`_missed`: why the last gathering after a chief's end failed."""
+        """`_awaited`: what the run waits for to be copied; `_missed`: why the last gathering after
+        a chief's end failed."""
         self._beats, self._threads = 0, FileThreads(self._moved)
         self._found, self._notes = deque[Event](), deque(map(str, self._store.damaged))
         self.is_incomplete = False
@@ -198,13 +196,13 @@ class RunGathering:
             return []
         if not others_train:
             self._folders.use_full_speed()
-        self._await("checkpoints")
+        self._awaited = "checkpoints"
         self._missed = await self._gather()
         if self._missed and self._is_chief_lost:
             self._missed = await self._salvage()
         else:
             self._note_problem(self._missed)
-        self._await("")
+        self._awaited = ""
         self._is_settled = not others_train
         return self.take_events()
 
@@ -454,7 +452,7 @@ class RunGathering:
             return []
         self.is_incomplete, why = True, ""  # stays so if this raises, or a disk does not respond
         if self._gathers:
-            self._await("checkpoints")
+            self._awaited = "checkpoints"
             if not self.lost_node or await self._salvage():
                 why = await self._gather()
             if self._gatherer is not None and self._gatherer.misses_newest():
@@ -469,7 +467,7 @@ class RunGathering:
                 notes += await self._threads.run(copy, "the final copying")
             except StalledError as error:
                 notes.append(describe_error(error))
-        self._await("")
+        self._awaited = ""
         return events + [ev.Warned(message=note, closing=True) for note in notes]
 
     def _copy_the_rest(self, why: str, *, has_notes: bool) -> list[str]:
@@ -483,27 +481,14 @@ class RunGathering:
             self._is_stopped,
             self._await,
         )
-        if why:
-            last.note_missed_checkpoints(why)
-        elif not (self._gathers or self._is_shared) and self._chief is not None:
-            last.note_remote_checkpoints()
-        if has_notes:
-            last.note_incomplete()
-        copied = last.copy_outputs()
-        if self._gathers:
-            last.copy_tensorboard()
-        last.deliver(copied)
-        if self._is_cancelled.is_set():
-            last.note_cancelled()
-        self.is_incomplete = last.is_incomplete
-        return [*last.notes, *self._note_uncopied_files(copied)]
-
-    def _note_uncopied_files(self, copied: Sequence[str]) -> list[str]:
-        """Note new files of the workdir that were not copied, if the run has no checkpoint."""
+        stay = not (self._gathers or self._is_shared) and self._chief is not None
+        copied = last.run(why, gathers=self._gathers, has_notes=has_notes, stay=stay)
+        self.is_incomplete, notes = last.is_incomplete, last.notes
         has_nothing = self._plan.checkpoints.gather and self._store.newest is None
-        if self._before is None or not has_nothing:
-            return []
-        return list(filter(None, [outputs.describe_new_files(self._before, gathered=copied)]))
+        if self._before is not None and has_nothing:
+            new_files = outputs.describe_new_files(self._before, gathered=copied)
+            notes += filter(None, [new_files])
+        return notes
 
     def _is_stopped(self) -> bool:
         """Return whether copying is to stop; called with each chunk of a file."""
@@ -513,9 +498,8 @@ class RunGathering:
     def _moved(self) -> int:
         return self._beats + (self._gatherer.beats if self._gatherer is not None else 0)
 
-    def _await(self, what: str) -> None:
-        """Note that the run waits for `what` to be copied; "" for nothing."""
-        self._awaited = what
+    def _await(self, files: str) -> None:
+        self._awaited = files
 
     def gathering(self) -> dict[str, Any] | None:
         """Return what the run waits for, for views: what, node, bytes, of; or None."""
@@ -530,7 +514,6 @@ class RunGathering:
         return facts
 
     def list_gathered(self) -> list[dict[str, Any]]:
-        """Return the gathered checkpoints, oldest first, as ``state.json`` lists them."""
         return list_held(self._store, self._paths)
 
 
@@ -546,20 +529,3 @@ def _event(gathered: Gathered, paths: RunPaths) -> ev.CheckpointGathered:
         save=gathered.save,
         kind=str(gathered.kind),
     )
-
-
-async def show(
-    read_progress: Callable[[], Mapping[str, Any] | None],
-    note: Callable[[Mapping[str, Any] | None], None],
-    record: Callable[[Event], None],
-) -> None:
-    """Call `note` with the progress each second, and `record` a long wait; until cancelled."""
-    steps, before = 0, None
-    while True:
-        await asyncio.sleep(_SHOW_EVERY_S)
-        now = read_progress()
-        if now != before:
-            note(now)
-        steps, before = steps + 1 if now else 0, now
-        if now and steps % _REPORT_EVERY == _REPORT_AFTER:
-            record(Gathering(**now))

@@ -57,7 +57,11 @@ def submit(launch: Launch) -> RunPaths:
     try:
         submission = _fill_folder(launch, launch.runtime, paths)
         if launch.options.runs_preflight:
-            _require_place(backend, its.check(submission, thorough=False))
+            outlook = its.check(submission, thorough=False)
+            if outlook.obstacles:
+                from tfcluster.preflight.rules import PreflightReport  # slow to import
+
+                PreflightReport.of_job(backend, outlook).require()
         for warning in its.warnings(submission):
             writer.record(Warned(message=warning))
         for hint in its.hints(submission):
@@ -79,14 +83,6 @@ def submit(launch: Launch) -> RunPaths:
     record_job(paths, JobSubmitted(backend=backend, id=job, cluster=cluster))
     job_watch.submitted(registry.load_recorded(paths))
     return paths
-
-
-def _require_place(backend: str, outlook: jobs.Outlook) -> None:
-    """Raise PreflightError for what would keep the scheduler from starting the job."""
-    if outlook.obstacles:
-        from tfcluster.preflight.rules import PreflightReport  # slow to import, rarely needed
-
-        PreflightReport.of_job(backend, outlook).require()
 
 
 def _fill_folder(launch: Launch, runtime: Runtime, paths: RunPaths) -> jobs.Submission:

@@ -20,7 +20,7 @@ class NodeBorder:
     """
 
     def __init__(
-        self, tasks: Collection[str], clock: Callable[[], float], by_hand: Collection[str] = ()
+        self, tasks: Collection[str], clock: Callable[[], float], by_hand: Collection[str]
     ) -> None:
         """Prepare the check.
 

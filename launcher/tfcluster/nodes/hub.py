@@ -150,16 +150,22 @@ class Hub:
             token=secrets.token_hex(16),
             is_fenced=self.fenced_until(node.name) <= asyncio.get_running_loop().time(),
         )
-        self._note(node, link)
+        name = node.name
+        self._links[name], self._capabilities[name] = link, node.capabilities
+        self._ended.discard(name)
+        if node.warm is not None:
+            self._warm.add(name)
+        self._sites[name] = site_of(name, self._paths, link.welcome)
+        self._code[name] = self._sites[name].folder(node.workdir)
         clock = asyncio.get_running_loop().time
         plan = self._plan
         tasks, by_hand = ((), ()) if plan is None else (plan.tasks, plan.by_hand)
         here, others = (
-            [str(task.id) for task in some if task.node == node.name] for some in (tasks, by_hand)
+            [str(task.id) for task in some if task.node == name] for some in (tasks, by_hand)
         )
-        border = self._borders.setdefault(node.name, NodeBorder(here, clock, others))
-        self._on_message(node.name, link.welcome)
-        self._background.create_task(self._listen(node.name, link, border))
+        border = self._borders.setdefault(name, NodeBorder(here, clock, others))
+        self._on_message(name, link.welcome)
+        self._background.create_task(self._listen(name, link, border))
 
     async def _listen(self, node: str, link: AgentLink, border: NodeBorder) -> None:
         """Pass on each accepted message but logs, until the link ends."""
@@ -175,15 +181,6 @@ class Hub:
                 self.put(partial(self._on_message, node, message))
         if self._links.get(node) is link:
             self.put(lambda: self._on_closed(node, link.loss))
-
-    def _note(self, node: NodePlan, link: AgentLink) -> None:
-        name = node.name
-        self._links[name], self._capabilities[name] = link, node.capabilities
-        self._ended.discard(name)
-        if node.warm is not None:
-            self._warm.add(name)
-        self._sites[name] = site_of(name, self._paths, link.welcome)
-        self._code[name] = self._sites[name].folder(node.workdir)
 
     def files(self, node: str) -> RemoteFiles:
         """Return the files of a remote node; raises RemoteFilesError for a lost one."""

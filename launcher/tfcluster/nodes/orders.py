@@ -24,13 +24,12 @@ from tfcluster.errors import (
 from tfcluster.nodes.hub import Hub
 from tfcluster.nodes.probe_answers import ProbeAnswer
 from tfcluster.nodes.remote_folders import Site
-from tfcluster.nodes.reports import LINKS, PREFLIGHT, PREPARE
+from tfcluster.nodes.reports import PREFLIGHT, PREPARE
 from tfcluster.plans import preloading, remote_paths
 from tfcluster.plans.plan import (
     Command,
     EnvVar,
     Gpu,
-    Interpreter,
     NodePlan,
     Plan,
     TaskId,
@@ -53,7 +52,6 @@ from tfcluster.rundir import chaos
 from tfcluster.rundir.chaos import Fault
 from tfcluster.rundir.task_logs import last_line
 
-_EMPTY_COMMAND = Command((), (), "/")
 ANSWER_S: Final = 60.0
 """Time after which an agent that has not answered an order counts as broken."""
 SHOWN_AFTER_S: Final = 3.0
@@ -272,18 +270,6 @@ def start_prepare(command: Command, site: Site) -> msg.Start:
     return msg.Start(attempt=0, tasks=[order])
 
 
-def start_probe(plan: Plan, site: Site, order: Mapping[str, Any], digest: str) -> msg.Start:
-    """Run `agent.node.probe` on a node, with its tasks' Python and variables, as attempt 0.
-
-    `digest`: that of the bundle, which holds the module on a remote node.
-    """
-    task = next(task for task in plan.tasks if task.node == site.node)
-    interpreter = plan.node(site.node).interpreter
-    workers = None if site.is_remote else str(bundle.workers_folder().parent)
-    order = {**order, "workers": workers}
-    return _start_probe(PREFLIGHT, interpreter, site, order, digest, task.command)
-
-
 def boot_path(site: Site, digest: str) -> str:
     """Return the path of `tfcluster_workers.boot` in commands of a node; `digest`: its bundle's."""
     folder = bundle.workers_folder()
@@ -292,22 +278,19 @@ def boot_path(site: Site, digest: str) -> str:
     return str(folder / "boot.py")
 
 
-def start_dial(
-    interpreter: Interpreter | None, site: Site, order: Mapping[str, Any], digest: str
+def start_probe(
+    step: str, plan: Plan, site: Site, order: Mapping[str, Any], digest: str
 ) -> msg.Start:
-    """Run `agent.node.probe` on a node, as attempt 0, only to dial the tasks of the others."""
-    return _start_probe(LINKS, interpreter, site, order, digest)
+    """Run `agent.node.probe` on a node, with its tasks' Python, as attempt 0.
 
-
-def _start_probe(
-    step: str,
-    interpreter: Interpreter | None,
-    site: Site,
-    order: Mapping[str, Any],
-    digest: str,
-    like: Command = _EMPTY_COMMAND,
-) -> msg.Start:
-    """Run the probe with `order` as its argument and the variables of `like`."""
+    `step`: `PREFLIGHT`, with the tasks' variables, or `LINKS`, which only dials the tasks of other
+    nodes. `digest`: that of the bundle, which holds the module on a remote node.
+    """
+    interpreter, like = plan.node(site.node).interpreter, Command((), (), "/")
+    if step == PREFLIGHT:
+        like = next(task.command for task in plan.tasks if task.node == site.node)
+        workers = None if site.is_remote else str(bundle.workers_folder().parent)
+        order = {**order, "workers": workers}
     python = interpreter.path if interpreter is not None else "python3"
     script = str(probe.__file__)
     if site.is_remote:
@@ -341,16 +324,12 @@ def _task_order(name: str, command: Command, log: Path, extra: Iterable[EnvVar])
     return msg.TaskOrder(
         task=name,
         argv=command.argv,
-        env=_env(command, extra),
+        env={var.name: var.value for var in (*command.env, *extra)},
         unset=command.unset,
         cwd=command.cwd,
         log=str(log),
         secrets=[v.name for v in command.env if v.secret and len(v.value) >= MIN_LENGTH],
     )
-
-
-def _env(command: Command, extra: Iterable[EnvVar]) -> dict[str, str]:
-    return {var.name: var.value for var in (*command.env, *extra)}
 
 
 class Until(Protocol):

@@ -12,7 +12,6 @@ from pathlib import Path, PurePath, PurePosixPath
 
 from tfcluster.agent import budgets
 from tfcluster.agent.error_text import describe_error
-from tfcluster.checkpoints.completeness import Entry
 from tfcluster.checkpoints.copying import Source, Stopped
 from tfcluster.checkpoints.restore import newest_of
 from tfcluster.checkpoints.store import Gathered
@@ -131,20 +130,17 @@ class TaskFolders:
         folders = {task.id.file_name for task in self._plan.tasks if task.node == site.node}
         for entry in source.scan(stopped=stopped):
             if PurePosixPath(entry.path).parts[0] in folders:
+                target = self._paths.curves / entry.path
                 try:
-                    self._fetch_tensorboard_file(source, entry, stopped)
+                    if grows(entry.path):
+                        source.follow(entry, target, stopped=stopped)
+                    elif not entry.path.endswith("/") and not is_same(target, entry):
+                        source.copy(entry, target, stopped=stopped)
                 except FilesStalledError:
                     raise
                 except OSError as error:  # other files are copied all the same
                     why = f"{entry.path}: {describe_error(error)}"
         return why
-
-    def _fetch_tensorboard_file(self, source: RemoteSource, entry: Entry, stopped: Stopped) -> None:
-        target = self._paths.curves / entry.path
-        if grows(entry.path):
-            source.follow(entry, target, stopped=stopped)
-        elif not entry.path.endswith("/") and not is_same(target, entry):
-            source.copy(entry, target, stopped=stopped)
 
     def _source(self, node: str, folder: PurePath, rate: float = _RATE) -> RemoteSource:
         return RemoteSource(

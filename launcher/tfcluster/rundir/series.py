@@ -172,14 +172,10 @@ class _Collector:
         stride = max(1, size // _SAMPLES)
         for start, block in _blocks(fd):
             self._collect_moments(block, start)
-            if (
-                size <= _PARSED_WHOLE_BYTES or start + len(block) + _BLOCK > size
-            ):  # the newest values are always exact
-                for line in block.split(b"\n"):
-                    self._collect_points(line)
-            else:
-                for line in _sample(block, stride):
-                    self._collect_points(line)
+            is_newest = start + len(block) + _BLOCK > size  # these values are always exact
+            is_whole = is_newest or size <= _PARSED_WHOLE_BYTES
+            for line in block.split(b"\n") if is_whole else _sample(block, stride):
+                self._collect_points(line)
 
     def history(self, most: int) -> History:
         share = max(60, 40 * most // max(1, len(self._points)))

@@ -237,12 +237,10 @@ Test = Callable[[bytes], object]
 """A test of a line in its latest state, without newline."""
 
 
-def _any_line(line: bytes) -> bool:
-    return True
-
-
 def tail_offset(
-    path: Path, count: int, test_of: Callable[[bytes], Test | None] = lambda block: _any_line
+    path: Path,
+    count: int,
+    test_of: Callable[[bytes], Test | None] = lambda block: lambda line: True,
 ) -> int:
     """Return the offset of the last `count` lines of a file, those that pass a test if given.
 
@@ -484,7 +482,10 @@ class RunLogs:
         for attempt, folder in _attempt_folders(self._folder):
             if folder not in self._folder_times:
                 self._watch(folder)  # first: a log that is created in between is then reported
-            changed = _folder_time_ns(folder)
+            try:
+                changed = folder.stat().st_mtime_ns  # changes when a file is created in the folder
+            except FileNotFoundError:
+                changed = 0  # `tfcluster rm` deleted it while a view is open
             if self._folder_times.get(folder) == changed:
                 continue
             is_settled = time.time_ns() - changed > _TIME_STAMPS_SETTLE_NS
@@ -513,10 +514,3 @@ def _attempt_folders(logs: Path) -> list[tuple[int, Path]]:
             elif folder.name == "prepare":
                 found.append((0, folder))
     return sorted(found)
-
-
-def _folder_time_ns(folder: Path) -> int:
-    try:
-        return folder.stat().st_mtime_ns  # changes when a file is created in the folder
-    except FileNotFoundError:
-        return 0  # `tfcluster rm` deleted it while a view is open

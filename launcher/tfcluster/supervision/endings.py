@@ -214,25 +214,22 @@ class Ending:
         if self.gang.failures and outcome.status is not Status.INTERRUPTED:
             self.diagnose()
         running = self.gang.running()
-        self._end(outcome)
+        self.settle(outcome)
         longest = max((self.grace_s(member, grace_s) for member in running), default=0.0)
         is_announced = self.gang.is_announced or None
         self.record(ev.RunStopping(why=why, grace_s=longest, is_announced=is_announced))
         self.stop_tasks(running, why, now, grace_s=grace_s)
 
-    def _end(self, outcome: Outcome | None) -> None:
+    def settle(self, outcome: Outcome) -> None:
+        """End the run with `outcome` once all tasks that run have ended."""
         self.ending, self.stage, self.next_attempt = outcome, Stage.ENDING_RUN, None
         self.timers.clear()
 
     def fail(self, cause: Failure, why: str, now: float) -> None:
         """End the run as failed because of `cause`, which is not restarted for `why`."""
         self.diagnose(why, cause)
-        self._end(verdicts.outcome_of(cause, why, self.plan, self.run_id))
+        self.settle(verdicts.outcome_of(cause, why, self.plan, self.run_id))
         self.stop_tasks(self.gang.running(), "another task failed", now)
-
-    def fail_unbegun(self, loss: Failure, why: str) -> None:
-        """End the run as failed before any task has run that could be diagnosed or stopped."""
-        self._end(verdicts.outcome_of_start(loss, why))
 
     def conclude(self, verdict: Next) -> None:
         self.record_all(self.alerts.of_lone_training(is_over=True))
@@ -240,7 +237,7 @@ class Ending:
             self.outcome = self.ending
         elif verdict in (Next.SUCCEED, Next.FINISH):
             for failure in (*self.gang.failures, *self.gang.task_failures):
-                self.warn(verdicts.warn_about_forgiven(failure))
+                self.warn(f"{failure.task} failed once the chief had succeeded: {failure.reason}")
             self.record_all(self.alerts.of_no_step())
             self.outcome = Outcome(Status.SUCCEEDED, 0)
         else:

@@ -319,8 +319,13 @@ class Gang:
         for member in lost:
             is_free = chief_done and member.is_running and member.name not in unfinished
             gone = replace(member, is_lost=True, is_cancelled=member.is_cancelled or is_free)
-            kind, nature = kind_of_loss(loss.nature), loss.nature
-            self._note(gone, gone.fails(observed=kind, description=loss.reason, loss=nature))
+            failure = replace(
+                gone.bare_failure,
+                observed=kind_of_loss(loss.nature),
+                description=loss.reason,
+                loss=loss.nature,
+            )
+            self._note(gone, failure)
         return [member.name for member in lost]
 
     def note_exit(
@@ -333,12 +338,18 @@ class Gang:
             return
         if event.ended_by == "tfcluster":
             if error is not None and self._fails_by_itself(member, error):
-                self._note(member, member.fails(error=error, exit_code=None, signal=None))
+                failure = replace(member.bare_failure, error=error, exit_code=None, signal=None)
+                self._note(member, failure)
         elif event.signal is None and member.verdict is not None:
             self.blame(member, Kind.PERMANENT, member.verdict)
         elif event.exit_code != 0:
-            facts = {"error": error, "last_lines": last_lines, "out_of_memory": event.out_of_memory}
-            self._note(member, member.fails(**facts))
+            failure = replace(
+                member.bare_failure,
+                error=error,
+                last_lines=last_lines,
+                out_of_memory=event.out_of_memory,
+            )
+            self._note(member, failure)
             if not any(one.is_running and one.trains_together for one in self.unlike):
                 self.explain_lone_work()
 
@@ -424,10 +435,12 @@ class Gang:
         A task that is late because it has raised an exception fails with that exception.
         """
         if kind is Kind.LATE and member.raised is not None:
-            self._note(member, member.fails(error=member.raised))
+            failure = replace(member.bare_failure, error=member.raised)
         else:
-            facts = {"observed": kind, "description": description, "loss": loss, "known": known}
-            self._note(member, member.fails(**facts))
+            failure = replace(
+                member.bare_failure, observed=kind, description=description, loss=loss, known=known
+            )
+        self._note(member, failure)
 
     def _drop_failures(self, member: Member) -> None:
         """Drop the failures of a task that is restarted: they no longer decide the outcome."""

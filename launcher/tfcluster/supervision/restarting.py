@@ -11,7 +11,7 @@ from tfcluster.node_loss import LossNature, NodeLoss
 from tfcluster.plans.plan import Plan, TaskId
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.states import Status
-from tfcluster.supervision import restart_policy
+from tfcluster.supervision import restart_policy, verdicts
 from tfcluster.supervision.decisions import Next, NextAttempt, Outcome, StartAlone
 from tfcluster.supervision.endings import Ending, Stage
 from tfcluster.supervision.failure import Failure, Kind, kind_of_loss
@@ -192,10 +192,6 @@ class Restarting:
             renewed = self.gang.renew(member)
             self.end.orders.append(StartAlone(renewed.id, renewed.attempt))
 
-    def cancel_restarts(self) -> None:
-        """Cancel pending starts and restarts after the chief's success; they are no failures."""
-        self.cancel(lambda one: one.is_core and (one.is_restart_due or one.is_to_start))
-
     def cancel(self, fits: Callable[[Member], bool]) -> None:
         """Cancel the starts and restarts of the tasks that fit; see `Gang.members`."""
         for member in self.gang.members(fits):
@@ -210,15 +206,11 @@ class Restarting:
         self.membership.lost.add(node)
         if self.end.next_attempt is None:
             self.gang.lose_node(node, loss)
-        elif self.membership.uses(node):
-            self._restart_smaller_gang(self.end.next_attempt, now)
-
-    def _restart_smaller_gang(self, next_one: NextAttempt, now: float) -> None:
-        """Decide again after a node of the next gang is gone: it may do without the node."""
-        if (loss := self._loss(self.gone)) is not None:
-            self._give_up(loss, NODE_GONE, now)
-        else:
-            self._order_gang(next_one.reason, now)
+        elif self.membership.uses(node):  # the next gang may do without it
+            if (failure := self._loss(self.gone)) is not None:
+                self._give_up(failure, NODE_GONE, now)
+            else:
+                self._order_gang(self.end.next_attempt.reason, now)
 
     def lose_unreached(self, losses: Mapping[str, NodeLoss], now: float) -> None:
         """Act on nodes that the first start cannot connect to, if its job can start again.
@@ -277,7 +269,7 @@ class Restarting:
         elif self.can_come_back:
             verdict = self.budgets.decide(None, loss, step=None, jitter=self.jitter)
         if isinstance(verdict, GiveUp):
-            self.end.fail_unbegun(loss, verdict.why)
+            self.end.settle(verdicts.outcome_of_start(loss, verdict.why))
         else:
             self._record(None, _reason_of(loss), verdict, attempt=self.gang.number + 1)
             self._go_back(loss.node, now)

@@ -488,7 +488,8 @@ class Supervisor:
                 self.end.conclude(verdict)
 
     def _finish(self, now: float) -> None:
-        self.restarting.cancel_restarts()
+        # What has not started is not needed after the chief's success, and is no failure.
+        self.restarting.cancel(lambda m: m.is_core and (m.is_restart_due or m.is_to_start))
         if (verdict := self.gang.judge()) is not Next.FINISH:
             self._follow(verdict, now)
             return

@@ -251,11 +251,6 @@ def warn_about_late(
     return warnings
 
 
-def warn_about_forgiven(failure: Failure) -> str:
-    """Return the warning about a task whose failure does not count after the chief's success."""
-    return f"{failure.task} failed once the chief had succeeded: {failure.reason}"
-
-
 def _not_evaluated(member: Member, last_step: int | None) -> str:
     """Return what an evaluator has not evaluated; an empty string where nothing is known."""
     if member.is_core or not member.is_hooked:
