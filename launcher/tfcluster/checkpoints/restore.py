@@ -10,7 +10,13 @@ from pathlib import Path
 from posixpath import basename
 
 from tfcluster.checkpoints import copying
-from tfcluster.checkpoints.completeness import Checkpoint, Kind, Newest, find, oldest_first
+from tfcluster.checkpoints.completeness import (
+    Checkpoint,
+    CheckpointKind,
+    Newest,
+    find,
+    oldest_first,
+)
 from tfcluster.checkpoints.copying import scan
 from tfcluster.checkpoints.store import Gathered
 
@@ -22,7 +28,7 @@ def newest_of(state: Iterable[Gathered]) -> Newest:
     """
     best = max(
         reversed([*state]),
-        key=lambda g: (g.step is not None, g.kind is not Kind.BACKUP),
+        key=lambda g: (g.step is not None, g.kind is not CheckpointKind.BACKUP),
         default=None,
     )
     return Newest(best.step, best.checkpoint.name) if best else Newest()
@@ -42,7 +48,7 @@ def name_checkpoints(folder: Path, gathered: Iterable[Gathered]) -> None:
     for one in oldest_first(gathered, lambda one: one.age):
         for entry in one.checkpoint.files:
             prefix = entry.path.removesuffix(".index")
-            if one.kind is not Kind.SAVED_MODEL and prefix != entry.path:
+            if one.kind is not CheckpointKind.SAVED_MODEL and prefix != entry.path:
                 inside, _, name = prefix.rpartition("/")
                 by_folder[inside].append(copying.Prefix(name, one.saved_ns / 1e9))
     for inside, prefixes in by_folder.items():

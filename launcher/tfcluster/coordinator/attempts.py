@@ -108,8 +108,7 @@ class Attempts:
         members = self.supervisor.membership.members
         if state.attempt:  # its scheduler has started it again
             gather = self.run_gathering.gather_left(chief_among(self.plan, members))
-            for found in await self.loop.run(gather):
-                self.run_writer.record(found)
+            self._record(await self.loop.run(gather))
         await self._start(state.attempt + 1, members)
 
     def _start_without(self, errors: Mapping[str, SetupError]) -> None:
@@ -288,14 +287,14 @@ class Attempts:
                     self._give_up(name)
                 return []
             now = self.loop.now()
-            what = (
+            awaited = (
                 f"the lease of {name}: its tasks may run for {fence - now:.0f} s"
                 if fence > now
                 else f"{name} to answer: it is tried for {max(0.0, end - now):.0f} s more"
             )
-            self.run_writer.wait_for(what)
+            self.run_writer.wait_for(awaited)
             if since is None:
-                hint = f"{error.message}; waiting for {what}"
+                hint = f"{error.message}; waiting for {awaited}"
                 self.run_writer.record(Hint(message=hint))
             return [at for at in (fence, end) if at > began]
         self._take_back(name)

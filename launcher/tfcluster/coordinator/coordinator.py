@@ -155,14 +155,14 @@ class Coordinator:
         """
         if isinstance(loop := asyncio.get_running_loop(), RunLoop):
             loop.on_stopped = self._on_stopped
-        answers = control.Answers(
+        controlled = control.ControlledRun(
             stop=lambda why, now: self.stop(Stop(why, 143, now=now)),
             get_state=lambda: state_json(self.run_writer.state),
             scale_to=self.scale_to,
             get_stacks=self._stacks.ask,
         )
         async with (
-            control.serve(self.paths.control_socket, answers),
+            control.serve(self.paths.control_socket, controlled),
             beside_run(self._launch.tensorboard_python, self.paths.curves, self._put_event),
             asyncio.TaskGroup() as background,
         ):
@@ -442,8 +442,8 @@ class Coordinator:
         missed = chaos.not_injected(self._launch.faults, self.run_writer.state)
         gang, of_nodes = self._supervisor.gang, self._hub.closing_warnings()
         lost = gang.lost_model(os.path.exists) if outcome.status is Status.SUCCEEDED else None
-        found = (gang.unread_settings(), gang.shared_files.warning(), lost, *of_nodes, *missed)
-        for warning in filter(None, found) if not outcome.comes_back else ():
+        warnings = (gang.unread_settings(), gang.shared_files.warning(), lost, *of_nodes, *missed)
+        for warning in filter(None, warnings) if not outcome.comes_back else ():
             self.run_writer.record(ev.Warned(message=warning, closing=True))
         self.run_writer.record(outcome.event())
         return outcome

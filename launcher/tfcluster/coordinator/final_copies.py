@@ -55,8 +55,8 @@ class FinalCopies:
         directory = self.folders.checkpoints(self.chief)
         folder = _path_of(directory)
         if missed:
-            what = f"the last checkpoints of {self.chief} were not gathered: {missed}"
-            self._note_missing(what, folder)
+            note = f"the last checkpoints of {self.chief} were not gathered: {missed}"
+            self._note_missing(note, folder)
         elif stay and not isinstance(directory, Path) and self._may_have_any(directory):
             self._note_location(folder)
         if has_notes:
@@ -68,8 +68,8 @@ class FinalCopies:
             self._copy_tensorboard()
         self._deliver(outputs)
         if self.stopped():
-            what = "gathering was stopped by Ctrl-C; files not yet copied are in the tasks' folders"
-            self._note_missing(what, folder)
+            note = "gathering was stopped by Ctrl-C; files not yet copied are in the tasks' folders"
+            self._note_missing(note, folder)
         return outputs
 
     def _may_have_any(self, directory: Source) -> bool:
@@ -87,21 +87,21 @@ class FinalCopies:
         globs, into, stopped = self.plan.checkpoints.outputs, self.paths.outputs, self.stopped
         if not globs:
             return ()
-        found, workdir = Outputs((), ()), self.folders.workdir(self.chief)
+        outputs, workdir = Outputs((), ()), self.folders.workdir(self.chief)
         failure = "checkpoints.outputs were not all copied"
         with self._noting_failure(failure, "outputs", _path_of(workdir)):
-            found = gather_outputs(workdir, globs, into, stopped=stopped)
-            self.notes += describe_damage(into, found.files, stopped=stopped)
-        self.notes += found.notes
-        return found.files
+            outputs = gather_outputs(workdir, globs, into, stopped=stopped)
+            self.notes += describe_damage(into, outputs.files, stopped=stopped)
+        self.notes += outputs.notes
+        return outputs.files
 
     def _copy_tensorboard(self) -> None:
         """Copy the TensorBoard files of other machines."""
         with self._noting_failure("TensorBoard files were not all copied", "TensorBoard files"):
             failed = self.folders.fetch_tensorboard(stopped=self.stopped)
             for node, (folder, why) in failed.items():
-                what = f"TensorBoard files of {node} were not all copied: {why}"
-                self._note_missing(what, folder, node=node)
+                note = f"TensorBoard files of {node} were not all copied: {why}"
+                self._note_missing(note, folder, node=node)
 
     def _deliver(self, copied: tuple[str, ...]) -> None:
         """Copy the results to the folder ``checkpoints.to``; `copied`: the gathered outputs."""
@@ -113,22 +113,22 @@ class FinalCopies:
 
     @contextlib.contextmanager
     def _noting_failure(
-        self, failure: str, what: str, folder: PurePath | None = None
+        self, failure: str, files: str, folder: PurePath | None = None
     ) -> Iterator[None]:
-        """Show `what` is being copied; if the block fails, note `failure` and the reason."""
-        self.show(what)
+        """Show `files` is being copied; if the block fails, note `failure` and the reason."""
+        self.show(files)
         try:
             yield
         except (CancelledError, SourceChangedError, OSError) as error:
             self._note_missing(f"{failure}: {describe_error(error)}", folder)
 
-    def _note_missing(self, what: str, folder: PurePath | None, *, node: str = "") -> None:
-        """Note `what`, with the command that fetches `folder` from `node` (the chief's if "")."""
+    def _note_missing(self, note: str, folder: PurePath | None, *, node: str = "") -> None:
+        """Note `note`, with the command that fetches `folder` from `node` (the chief's if "")."""
         self.is_incomplete = True
         name = node or self._node
         if folder is not None and self.folders.is_remote(name):
-            what += f"; the files are still on {name}: {self.folders.fetch_command(name, folder)}"
-        self.notes.append(what)
+            note += f"; the files are still on {name}: {self.folders.fetch_command(name, folder)}"
+        self.notes.append(note)
 
     @property
     def _node(self) -> str:

@@ -176,13 +176,13 @@ class RunGathering:
         gatherer = self._gatherer
         set_aside = (gatherer or self._store).set_aside_damaged
         try:
-            found = await self._threads.run(set_aside, "the check of checkpoints")
-            self._notes.extend(map(str, found))
+            damaged = await self._threads.run(set_aside, "the check of checkpoints")
+            self._notes.extend(map(str, damaged))
         except StalledError:
             return False
-        if found:
+        if damaged:
             self._note_problem(await self._gather(may_be_new=True))
-        return bool(found)
+        return bool(damaged)
 
     async def gather_latest(self, *, others_train: bool = False) -> list[Event]:
         """Gather what the chief saved last, which the next attempt starts from.
@@ -227,8 +227,8 @@ class RunGathering:
         events = self.take_events()
         if self.newest != before:
             place = self.newest.name if self.newest.step is None else f"step {self.newest.step}"
-            what = f"{self._chief_node} is back and has kept {place}: the attempt starts from there"
-            events.append(ev.Hint(message=what))
+            hint = f"{self._chief_node} is back and has kept {place}: the attempt starts from there"
+            events.append(ev.Hint(message=hint))
         return events
 
     async def gather_left(self, chief: TaskId) -> list[Event]:
@@ -291,8 +291,8 @@ class RunGathering:
 
     def take_events(self) -> list[Event]:
         """Return what was gathered since the last call, and what the user should know of it."""
-        found, notes = self._take_results()
-        return [*found, *(ev.Warned(message=note) for note in notes)]
+        events, notes = self._take_results()
+        return [*events, *(ev.Warned(message=note) for note in notes)]
 
     async def _find_newest_shared(self) -> list[Event]:
         reported = dict(self._reported_saves)
@@ -324,10 +324,10 @@ class RunGathering:
         def gather() -> None:
             try:
                 if is_final:
-                    found = gatherer.gather_last(salvaged, may_be_new=may_be_new)
+                    gathered_now = gatherer.gather_last(salvaged, may_be_new=may_be_new)
                 else:
-                    found = gatherer.gather()
-                self._found.extend(_event(gathered, self._paths) for gathered in found)
+                    gathered_now = gatherer.gather()
+                self._found.extend(_event(gathered, self._paths) for gathered in gathered_now)
             except CancelledError:
                 pass  # `finish` notes it
             finally:
@@ -347,9 +347,9 @@ class RunGathering:
 
     def _take_results(self) -> tuple[list[Event], list[str]]:
         """Return new events and notes, including those of a thread that was no longer awaited."""
-        found = [self._found.popleft() for _ in range(len(self._found))]
+        events = [self._found.popleft() for _ in range(len(self._found))]
         notes = [self._notes.popleft() for _ in range(len(self._notes))]
-        return found, notes
+        return events, notes
 
     def follow_chief(self, chief: TaskId) -> None:
         """Gather the checkpoints of `chief` from now on."""
@@ -503,13 +503,13 @@ class RunGathering:
 
     def gathering(self) -> dict[str, Any] | None:
         """Return what the run waits for, for views: what, node, bytes, of; or None."""
-        if not (what := self._awaited):
+        if not (files := self._awaited):
             return None
-        facts: dict[str, Any] = {"what": what}
+        facts: dict[str, Any] = {"what": files}
         node = self._plan.task(self._chief or self._plan.chief).node
         if self._folders.is_remote(node):
             facts["node"] = node
-        if what == "checkpoints" and self._gatherer is not None:
+        if files == "checkpoints" and self._gatherer is not None:
             facts["bytes"], facts["of"] = self._gatherer.progress()
         return facts
 

@@ -117,10 +117,10 @@ def _bundle(plan: Plan, task: TaskId) -> str:
 
 def _merge(plan: Plan, task: TaskId, attempt_env: Iterable[EnvVar], bundle: str) -> ManualStart:
     planned = plan.task(task)
-    found = {var.name: var for var in (*planned.command.env, *attempt_env)}
+    variables = {var.name: var for var in (*planned.command.env, *attempt_env)}
     if plan.is_hooked(planned):
-        from_spec = found.get("PYTHONPATH")
+        from_spec = variables.get("PYTHONPATH")
         base = from_spec.value if from_spec else os.environ.get("PYTHONPATH")
         path = python_path(base, bundle)
-        found["PYTHONPATH"] = EnvVar("PYTHONPATH", path, SOURCE, origin="tfcluster")
-    return ManualStart(plan, task, tuple(found[name] for name in sorted(found)))
+        variables["PYTHONPATH"] = EnvVar("PYTHONPATH", path, SOURCE, origin="tfcluster")
+    return ManualStart(plan, task, tuple(variables[name] for name in sorted(variables)))

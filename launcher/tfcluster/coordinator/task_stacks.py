@@ -41,8 +41,8 @@ class TaskStacks:
         running = {member.name: member for member in self._gang.running()}
         chosen = [name for name in names or running if name in running]
         if not chosen:
-            what = f"{names[0]} does not run" if names else "no task runs"
-            raise UsageError(what, fix="`tfcluster status` shows the tasks")
+            problem = f"{names[0]} does not run" if names else "no task runs"
+            raise UsageError(problem, fix="`tfcluster status` shows the tasks")
         asked = [name for name in chosen if running[name].is_hooked]
         self._asking += 1
         try:

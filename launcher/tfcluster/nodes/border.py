@@ -52,8 +52,8 @@ class NodeBorder:
                     )
             case msg.PortTaken(task=task):
                 self._check_tasks(report, [task], self._with_ports)
-            case msg.Usage(tasks=used):
-                self._check_tasks(report, [one.task for one in used], self._tasks - STEPS)
+            case msg.NodeUsage(tasks=used):
+                self._check_tasks(report, [usage.task for usage in used], self._tasks - STEPS)
             case msg.TaskMessage(task=task, attempt=attempt):
                 self._check_attempt(report, task, attempt)
             case msg.Unkillable(task=str(task), attempt=attempt):

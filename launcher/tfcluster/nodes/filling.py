@@ -14,7 +14,7 @@ from typing import Protocol
 
 from tfcluster.agent.catalogue import FileEntry
 from tfcluster.agent.files import blobs, incoming
-from tfcluster.checkpoints.completeness import Entry, Kind
+from tfcluster.checkpoints.completeness import CheckpointKind, Entry
 from tfcluster.checkpoints.copying import NOT_AS_GATHERED, SourceChangedError, scan
 from tfcluster.checkpoints.restore import name_checkpoints
 from tfcluster.checkpoints.store import Gathered
@@ -31,15 +31,15 @@ def files_to_send(folder: Path, state: Sequence[Gathered]) -> list[Sent]:
     `folder`: an empty folder on the store's disk, where hard links keep the files while they are
     sent.
     """
-    found: dict[str, Sent] = {}
+    files: dict[str, Sent] = {}
     for gathered in state:
         digests = dict(zip(gathered.checkpoint.files, gathered.digests, strict=True))
         for entry in gathered.checkpoint.all_files:
-            kept = folder / str(len(found))
+            kept = folder / str(len(files))
             _keep(gathered, entry, kept)
             known = digests.get(entry)
-            found[entry.path] = Sent(entry.path, kept, mtime_ns=entry.mtime_ns, sha512=known)
-    return [*found.values(), *_names(folder / "names", state)]
+            files[entry.path] = Sent(entry.path, kept, mtime_ns=entry.mtime_ns, sha512=known)
+    return [*files.values(), *_names(folder / "names", state)]
 
 
 def _keep(gathered: Gathered, entry: Entry, kept: Path) -> None:
@@ -176,7 +176,7 @@ class Follower:
         Raises SourceChangedError or OSError; the next call tries again.
         """
         known = {placed.checkpoint for placed in self._placed}
-        new = [g for g in held if g.kind is not Kind.BACKUP and g.checkpoint not in known]
+        new = [g for g in held if g.kind is not CheckpointKind.BACKUP and g.checkpoint not in known]
         if not new:
             return
         # A restart may have replaced the whole folder meanwhile.

@@ -131,7 +131,7 @@ class Hub:
             nodes = self._open_nodes([node for node in planned if node.backend == backend], run)
             self._nodes[backend] = await self._open.enter_async_context(nodes)
         hosts = (nodes.hosts for nodes in self._nodes.values())
-        return {node: host for found in hosts for node, host in found.items()}
+        return {node: host for of_backend in hosts for node, host in of_backend.items()}
 
     @property
     def allocation(self) -> str:
@@ -283,8 +283,8 @@ class Hub:
 
     def answer(self, node: str, *kinds: type[R], step: str | None = None) -> R | None:
         """Return a kept message of one of `kinds` from `node` about this `step`, or None."""
-        found = (self._replies.get((node, step, kind)) for kind in kinds)
-        return next((message for message in found if isinstance(message, kinds)), None)
+        kept = (self._replies.get((node, step, kind)) for kind in kinds)
+        return next((message for message in kept if isinstance(message, kinds)), None)
 
     async def turn(self, wait_s: float | None) -> None:
         """Wait for an input for at most `wait_s` seconds, then make all queued calls."""
@@ -311,8 +311,8 @@ class Hub:
         confirmed = {node for node, link in self._links.items() if link.heard_goodbye}
         self.unconfirmed = tuple(
             node
-            for node, its in sorted(self._capabilities.items())
-            if its.outlives_coordinator and node not in confirmed
+            for node, capabilities in sorted(self._capabilities.items())
+            if capabilities.outlives_coordinator and node not in confirmed
         )
         for nodes in self._nodes.values():
             nodes.keeps_folders = keeps_folders

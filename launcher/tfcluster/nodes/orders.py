@@ -35,7 +35,7 @@ from tfcluster.plans.plan import (
     TaskId,
     TaskPlan,
 )
-from tfcluster.plans.preloading import Preload, preload_on
+from tfcluster.plans.preloading import PreloadPlan, preload_on
 from tfcluster.plans.resources import (
     EVEN_SHARE,
     Cores,
@@ -72,7 +72,7 @@ def assign_resources(plan: Plan, answer: ProbeAnswer) -> Mapping[TaskId, Assigne
     Empty for a node with one task. Variables that the node's own environment sets are kept; of its
     CUDA_VISIBLE_DEVICES, as a scheduler sets it, each task gets a part.
     """
-    found, set_by_node = _divide(plan, answer), _set_by_node(plan, answer)
+    by_task, set_by_node = _divide(plan, answer), _set_by_node(plan, answer)
     if _scheduled_gpus(plan, answer):
         set_by_node -= {"CUDA_VISIBLE_DEVICES"}
     peers = sum(task.serves and task.id.job == "worker" for task in plan.tasks)
@@ -80,14 +80,14 @@ def assign_resources(plan: Plan, answer: ProbeAnswer) -> Mapping[TaskId, Assigne
         name: AssignedResources(
             _resource_env(plan.task(name), share, set_by_node, peers), share.cores
         )
-        for name, share in found.items()
+        for name, share in by_task.items()
     }
 
 
 def explain_shared_gpus(plan: Plan, answer: ProbeAnswer) -> str:
     """Return why tasks of a probed node see the same GPUs although the spec names none; ""."""
-    found = _divide(plan, answer) if plan.resources.gpus is None else {}
-    even = {task: share for task, share in found.items() if plan.task(task).gpus is None}
+    by_task = _divide(plan, answer) if plan.resources.gpus is None else {}
+    even = {task: share for task, share in by_task.items() if plan.task(task).gpus is None}
     if answer.gpu_trouble and any(share.gpus is None for share in even.values()):
         return f"{join_first(even)} all see every GPU: the GPUs of this node are not known"
     return explain_sharing(even)
@@ -114,10 +114,10 @@ def _divide(plan: Plan, answer: ProbeAnswer) -> Mapping[TaskId, Share]:
 
 def shared_nodes(plan: Plan) -> dict[str, dict[TaskId, TaskPlan]]:
     """Return node → its tasks, for each node with several."""
-    found: dict[str, dict[TaskId, TaskPlan]] = {}
+    tasks_by_node: dict[str, dict[TaskId, TaskPlan]] = {}
     for task in plan.tasks:
-        found.setdefault(task.node, {})[task.id] = task
-    return {node: tasks for node, tasks in found.items() if len(tasks) > 1}
+        tasks_by_node.setdefault(task.node, {})[task.id] = task
+    return {node: tasks for node, tasks in tasks_by_node.items() if len(tasks) > 1}
 
 
 def _set_by_node(plan: Plan, answer: ProbeAnswer) -> set[str]:
@@ -256,10 +256,10 @@ def start(
     return msg.Start(attempt=attempt.number, tasks=tasks, cluster=dict(cluster))
 
 
-def preload(found: Preload, node: NodePlan, site: Site) -> msg.Preload:
+def preload(imports: PreloadPlan, node: NodePlan, site: Site) -> msg.Preload:
     """Have the node's agent start the process that imports for its tasks."""
     warm = node.warm.key if node.warm is not None else None
-    return preloading.order(site.command(found.command), site.run_id, warm=warm)
+    return preloading.order(site.command(imports.command), site.run_id, warm=warm)
 
 
 def start_prepare(command: Command, site: Site) -> msg.Start:

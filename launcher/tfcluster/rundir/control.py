@@ -42,7 +42,7 @@ STACKS_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
-class Answers:
+class ControlledRun:
     """The functions of a run that answer requests; the last two raise UsageError."""
 
     stop: Callable[[str, bool], object]
@@ -55,12 +55,12 @@ class Answers:
 
 
 @contextlib.asynccontextmanager
-async def serve(path: Path, answers: Answers) -> AsyncIterator[None]:
+async def serve(path: Path, run: ControlledRun) -> AsyncIterator[None]:
     """Answer this user's requests on `path` until the block ends; raises SetupError."""
     import asyncio  # clients do not need it: a fast start
 
     server: asyncio.Server
-    answer = partial(_serve_client, answers)
+    answer = partial(_serve_client, run)
 
     async def keep_listening() -> None:
         """Listen again when the socket is removed, for example with the user's last session."""
@@ -103,7 +103,7 @@ async def _listen(path: Path, answer: Answer) -> asyncio.Server:
 
 
 async def _serve_client(
-    answers: Answers, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    run: ControlledRun, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 ) -> None:
     from asyncio import CancelledError
 
@@ -115,7 +115,7 @@ async def _serve_client(
     # CancelledError: the run is over, and the remaining clients are disconnected.
     with contextlib.suppress(ConnectionError, ValueError, CancelledError):
         while line := await reader.readline():
-            reply = await _reply(line, answers)
+            reply = await _reply(line, run)
             writer.write(json.dumps(reply, default=dict).encode() + b"\n")
             await writer.drain()
     writer.close()
@@ -130,18 +130,18 @@ def _clear(path: Path) -> None:
     path.unlink(missing_ok=True)
 
 
-async def _reply(line: bytes, answers: Answers) -> dict[str, object]:
+async def _reply(line: bytes, run: ControlledRun) -> dict[str, object]:
     try:
         match foreign_json.parse_json_object(line):
             case {"op": "stop", **more}:
-                answers.stop(str(more.get("why")), bool(more.get("now")))
+                run.stop(str(more.get("why")), bool(more.get("now")))
                 return {"ok": True}
             case {"op": "status"}:
-                return {"ok": True, "state": answers.get_state()}
+                return {"ok": True, "state": run.get_state()}
             case {"op": "scale_to", "workers": int(workers)}:
-                return {"ok": True, "answer": answers.scale_to(workers)}
+                return {"ok": True, "answer": run.scale_to(workers)}
             case {"op": "stacks", "tasks": list(tasks)}:
-                return {"ok": True, "answer": await answers.get_stacks(list(map(str, tasks)))}
+                return {"ok": True, "answer": await run.get_stacks(list(map(str, tasks)))}
             case other:
                 raise ValueError(f"unknown op {other.get('op')!r}")
     except UsageError as error:

@@ -58,7 +58,7 @@ class Figures(Training):
         return self.mean_steps_per_second if is_steps else self.mean_examples_per_second
 
     def to_json(self) -> dict[str, Any]:
-        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
         return values | {"metrics": to_json_numbers(self.metrics)}
 
 
@@ -72,7 +72,7 @@ def figures_of(snapshot: RunSnapshot) -> Figures:
         return Figures(rss_bytes=rss_bytes, cores=used)
     is_stalled = snapshot.status in (Status.STALLED, Status.SUSPENDED)
     moves = not (snapshot.status.is_final or is_stalled)
-    of_lead = {one.name: getattr(lead, one.name) for one in fields(Training)}
+    of_lead = {field.name: getattr(lead, field.name) for field in fields(Training)}
     figures = Figures(**of_lead, task=lead.task, done=_part_done(lead))
     trainers = (task for task in snapshot.tasks if not task.task.startswith(SERVERS))
     metrics = lead.metrics or next(filter(None, (task.metrics for task in trainers)), {})

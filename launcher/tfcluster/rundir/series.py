@@ -291,8 +291,8 @@ def _sample(block: bytes, stride: int) -> Iterator[bytes]:
             yield block[start:end]
     for name in (b'NaN"', b'Infinity"'):
         # Most blocks have no such letter, and a search for one byte is ten times as fast.
-        if name[:1] in block and (found := block.find(name)) >= 0:
-            yield block[block.rfind(b"\n", 0, found) + 1 : block.find(b"\n", found)]
+        if name[:1] in block and (at := block.find(name)) >= 0:
+            yield block[block.rfind(b"\n", 0, at) + 1 : block.find(b"\n", at)]
 
 
 def _parse(line: bytes) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from tfcluster.rundir import events as ev
 from tfcluster.rundir.events import Event
 from tfcluster.rundir.states import Status
 from tfcluster.supervision import verdicts
-from tfcluster.supervision.alerts import Alert, Alerts
+from tfcluster.supervision.alerts import AlertKind, Alerts
 from tfcluster.supervision.decisions import (
     Action,
     GatherCheckpoints,
@@ -51,7 +51,7 @@ class Stage(Enum):
 
 
 @dataclass(slots=True)
-class Ending:
+class AttemptEnd:
     """The end of an attempt, or of the run: its stage, who is stopped and why, timers, orders."""
 
     plan: Plan
@@ -177,7 +177,7 @@ class Ending:
 
     def watch_agents(self) -> None:
         """Set the timer by which agents must have reported the ordered starts and stops."""
-        due = [one.due_by for one in self.gang.unlike if one.due_by is not None]
+        due = [member.due_by for member in self.gang.unlike if member.due_by is not None]
         self.set_timer("agents", min(due, default=None))
 
     # -- stages -----------------------------------------------------------------------------
@@ -202,7 +202,7 @@ class Ending:
         if not self.is_ending:
             self.stage = Stage.ENDING_GANG
             self.keep_timers("run", "stacks")
-            active = self.gang.active(lambda one: one.is_core)
+            active = self.gang.active(lambda member: member.is_core)
             self.stop_tasks(active, why, now, grace_s=grace_s)
 
     def end_run(
@@ -245,7 +245,7 @@ class Ending:
             why = "it is not restarted"
             self.outcome = verdicts.outcome_of(self.cause(), why, self.plan, self.run_id)
 
-    def act_on(self, verdict: verdicts.Verdict, now: float) -> None:
+    def act_on(self, verdict: verdicts.Blame, now: float) -> None:
         """Blame the tasks of a verdict, have stacks written if it wants them, and stop tasks."""
         for member, description in verdict.blamed:
             self.gang.blame(member, verdict.kind, description)
@@ -286,7 +286,7 @@ class Ending:
             self.plan,
             core,
             not_restarted=not_restarted,
-            state=self.alerts.messages.get(Alert.STATES_DIFFER, ""),
+            state=self.alerts.messages.get(AlertKind.STATES_DIFFER, ""),
         )
         if event is not None:
             self.record(event)

@@ -246,8 +246,8 @@ class Member:
                 return replace(self, way=way)
             case msg.Restored(names=names):
                 return replace(self, restored=tuple(sorted(names)))
-            case msg.FirstBatches(fingerprints=found):
-                return replace(self, first_batches=tuple(found))
+            case msg.FirstBatches(fingerprints=fingerprints):
+                return replace(self, first_batches=tuple(fingerprints))
             case msg.Sharded(shards=number, index=index):
                 return replace(self, shards=(*self.shards, (number, index))[:MOST_SHARDS])
             case msg.TaskReady():

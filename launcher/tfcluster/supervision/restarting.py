@@ -13,7 +13,7 @@ from tfcluster.rundir import events as ev
 from tfcluster.rundir.states import Status
 from tfcluster.supervision import restart_policy, verdicts
 from tfcluster.supervision.decisions import Next, NextAttempt, Outcome, StartAlone
-from tfcluster.supervision.endings import Ending, Stage
+from tfcluster.supervision.endings import AttemptEnd, Stage
 from tfcluster.supervision.failure import Failure, Kind, kind_of_loss
 from tfcluster.supervision.gang import Gang
 from tfcluster.supervision.member import Member
@@ -26,12 +26,12 @@ REACH_S: Final = 60.0
 
 
 @dataclass(slots=True)
-class Restarting:
+class Restarter:
     """The restarts of a run: which attempt follows, and which tasks it has."""
 
     plan: Plan
     gang: Gang
-    end: Ending
+    end: AttemptEnd
     jitter: Callable[[], float] = field(compare=False)
     """Returns a random number for `restart_policy.decide`."""
     budgets: Restarts = field(init=False)
@@ -247,7 +247,7 @@ class Restarting:
         if self.end.next_attempt is None:
             for task in self.gang.lose_node(node, why):
                 self.revive(task, now)
-            return any(one.is_restart_due for one in self.gang if one.node == node)
+            return any(member.is_restart_due for member in self.gang if member.node == node)
         loss = self._loss({node: why})
         assert loss is not None
         self.budgets.begin()  # that attempt has not advanced
@@ -373,8 +373,8 @@ class Restarting:
             self.end.record(event_of(node, why))
         self.membership.leave_out(lost, Absence.NODE, now)
         names, count = join_first(sorted(lost)), len(self.membership.workers)
-        what = f"starting with {count} of {count_of(count + len(lost))}, without {names}"
-        self.end.warn(f"{what}: {join_first([*nodes])} cannot be reached")
+        start = f"starting with {count} of {count_of(count + len(lost))}, without {names}"
+        self.end.warn(f"{start}: {join_first([*nodes])} cannot be reached")
 
 
 def loss_of(plan: Plan, node: str, task: str, loss: NodeLoss) -> Failure:

@@ -121,10 +121,10 @@ def position_of(threads: Sequence[msg.Thread], *, silence: str = "") -> Position
         return Position(Activity.UNKNOWN, why=f": {silence}" if silence else "")
     if _is_exiting(threads[0].frames):
         return Position(Activity.EXITS)
-    found = [_position_of_thread(thread.frames) for thread in threads]
-    position = found[0]
+    positions = [_position_of_thread(thread.frames) for thread in threads]
+    position = positions[0]
     if position.activity is Activity.ELSEWHERE and _only_waits(threads[0].frames):
-        position = next((p for p in found if p.activity is not Activity.ELSEWHERE), position)
+        position = next((p for p in positions if p.activity is not Activity.ELSEWHERE), position)
     if position.activity in (Activity.IN_STEP, Activity.AWAITS_INPUT):
         for thread in threads[1:]:
             feeds = any(_CALLS_PYTHON.search(frame.file) for frame in thread.frames)

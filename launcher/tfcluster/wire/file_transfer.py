@@ -30,7 +30,7 @@ from tfcluster.agent.catalogue import Report
 from tfcluster.agent.message_fields import replace
 from tfcluster.agent.protocol import ProtocolError
 from tfcluster.wire.file_trees import Sent, announce
-from tfcluster.wire.messages import FileSlice, Hurried, Reconnected
+from tfcluster.wire.messages import FileSlice, RateLifted, Reconnected
 
 R = TypeVar("R", bound=msg.Report)
 
@@ -137,10 +137,10 @@ class Question:
 
     def next_slice(self) -> FileSlice | None:
         """Return the next answer if it has arrived and is a slice of a file, else None."""
-        if not self._coming or not isinstance(found := self._coming[0], FileSlice):
+        if not self._coming or not isinstance(first := self._coming[0], FileSlice):
             return None
         self._take()
-        return found
+        return first
 
     async def next(self) -> Report:
         """Return the next answer. Raises FilesStalledError if none comes.
@@ -261,7 +261,7 @@ class RemoteFiles:
         self._node.answer_count += 1
         if isinstance(answer, msg.FilesLost):
             self._broadcast(answer)
-        elif not isinstance(answer, msg.Moving):
+        elif not isinstance(answer, msg.StillWorking):
             number = answer.name if isinstance(answer, FileSlice) else str(answer.id)
             if (question := self._waiting.get(number)) is not None:
                 question.put(answer)
@@ -273,7 +273,7 @@ class RemoteFiles:
     def hurry(self) -> None:
         """Lift the rate limit of reads in progress, because no task trains on the node any more."""
         self._hurries += 1
-        self._broadcast(Hurried())
+        self._broadcast(RateLifted())
 
     def reconnected(self) -> None:
         """Repeat all questions in progress over a new connection."""
@@ -297,7 +297,7 @@ class RemoteFiles:
         `changes`: only of what differs from the last listing of this kind that the node's file
         process has made. Raises RemoteFilesError, also if there are more than `most`.
         """
-        found: list[tuple[str, int, int]] = []
+        entries: list[tuple[str, int, int]] = []
         async with self._ask() as question:
             order = msg.Scan(id=question.number, folder=folder, most=most, changes=changes)
             await self._send(order)
@@ -306,9 +306,9 @@ class RemoteFiles:
                 if answer.left_off:
                     question.is_answered = True
                     raise RemoteFilesError(budgets.too_many_files(folder, most))
-                found += answer.entries
+                entries += answer.entries
                 question.is_answered = not answer.more
-        return found
+        return entries
 
     async def find_shared_folder(
         self, folders: Sequence[str], *, name: str, text: str, inode: int
@@ -319,9 +319,11 @@ class RemoteFiles:
         `inode`; None if there is no such folder.
         """
         async with self._ask() as question:
-            order = msg.Look(id=question.number, folders=folders, name=name, text=text, inode=inode)
+            order = msg.FindMarkedFolder(
+                id=question.number, folders=folders, name=name, text=text, inode=inode
+            )
             await self._send(order)
-            answer = await _next(question, msg.Looked, name)
+            answer = await _next(question, msg.MarkedFolder, name)
             question.is_answered = True
             return answer.folder
 
@@ -352,7 +354,7 @@ class RemoteFiles:
             async with self._ask() as question:
                 order = replace(order, id=question.number)
                 await self._send(order)
-                reading = _Reading(question, order, self._send)
+                reading = _FileReading(question, order, self._send)
                 try:
                     end = await reading.run(take)
                 except ReconnectedError:  # `hurry` may have been called before it
@@ -418,7 +420,7 @@ class RemoteFiles:
                     await self._send(msg.Cancel(id=question.number))
 
 
-class _Reading:
+class _FileReading:
     """The transfer of one file to the coordinator over one connection."""
 
     def __init__(self, question: Question, order: msg.Read, send: Send) -> None:
@@ -432,10 +434,10 @@ class _Reading:
         """
         while True:
             match await _next(self._question, msg.Report, self._order.path):
-                case FileSlice() as found:
-                    await self._take(self._join_waiting(self._new_bytes(found)), take)
-                case Hurried() if self._order.rate is not None:
-                    await self._send(msg.Hurry(id=self._question.number))
+                case FileSlice() as piece:
+                    await self._take(self._join_waiting(self._new_bytes(piece)), take)
+                case RateLifted() if self._order.rate is not None:
+                    await self._send(msg.LiftRate(id=self._question.number))
                 case Reconnected():
                     raise ReconnectedError
                 case msg.ReadEnd() as end:
@@ -445,12 +447,12 @@ class _Reading:
                     self._question.is_answered = True
                     raise RemoteFileChangedError(error)
 
-    def _new_bytes(self, found: FileSlice) -> bytes:
+    def _new_bytes(self, piece: FileSlice) -> bytes:
         """Return the bytes of a slice that are new: the first one after a reconnect may overlap."""
-        skipped = self.at - found.offset
-        if not 0 <= skipped < len(found.data):
+        skipped = self.at - piece.offset
+        if not 0 <= skipped < len(piece.data):
             raise RemoteFilesError("the node sent bytes that were not asked for")
-        data = found.data[skipped:]
+        data = piece.data[skipped:]
         self.at += len(data)
         return data
 
@@ -465,7 +467,7 @@ class _Reading:
         await take(data)
         if self.at >= self._acknowledged + _ACKNOWLEDGE_BYTES:
             self._acknowledged = self.at
-            await self._send(msg.Got(id=self._question.number, at=self.at))
+            await self._send(msg.Written(id=self._question.number, at=self.at))
 
 
 async def _next(question: Question, kind: type[R], what: str) -> R:

@@ -69,7 +69,7 @@ def entry(folder: Path, *argv: str) -> msg.TaskOrder:
 async def take(messages: AsyncIterator[msg.Report], kind: type[_R]) -> _R:
     """Return the next message but for the use of memory; it must be of this kind."""
     message = await anext(messages)
-    while isinstance(message, msg.Usage):
+    while isinstance(message, msg.NodeUsage):
         message = await anext(messages)
     assert isinstance(message, kind)
     return message
@@ -141,7 +141,7 @@ def test_the_node_of_a_killed_agent_can_be_connected_again(folder: Path) -> None
                 messages = aiter(link)
                 await take(messages, msg.PortsHeld)
                 await take(messages, msg.TaskStarted)
-                await link.send(msg.Die())
+                await link.send(msg.KillAgent())
                 assert [message async for message in link] == []
 
     run(scenario)
@@ -153,7 +153,7 @@ def test_the_guard_of_a_killed_agent_leaves_the_next_agents_files_alone(folder: 
             await first.send(hold_port(0))
             port = (await take(aiter(first), msg.PortsHeld)).ports["worker:0"]
             os.kill(first.welcome.guard_pid, signal.SIGSTOP)
-            await first.send(msg.Die())
+            await first.send(msg.KillAgent())
             assert [message async for message in first] == []
             async with connected(folder) as second:
                 await second.send(hold_port(port))

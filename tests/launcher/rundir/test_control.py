@@ -33,10 +33,10 @@ def with_server(
     stops = [] if stops is None else stops
 
     async def talk() -> _T:
-        answers = control.Answers(
+        run = control.ControlledRun(
             lambda why, now: stops.append((why, now)), lambda: STATE, Mock(), Mock()
         )
-        async with control.serve(path, answers):
+        async with control.serve(path, run):
             return await asyncio.to_thread(ask)
 
     return asyncio.run(talk())
@@ -73,8 +73,8 @@ def test_a_request_for_workers_is_answered_or_refused_with_a_fix(paths: RunPaths
         return f"restarting with {workers} workers"
 
     async def ask(workers: int) -> str:
-        answers = control.Answers(lambda why, now: None, lambda: STATE, scale_to, Mock())
-        async with control.serve(path, answers):
+        run = control.ControlledRun(lambda why, now: None, lambda: STATE, scale_to, Mock())
+        async with control.serve(path, run):
             return await asyncio.to_thread(control.scale_to, path, workers)
 
     path = paths.control_socket

@@ -173,7 +173,7 @@ def test_a_stopped_task_is_killed_without_delay(rig: Rig) -> None:
 
 def test_a_die_order_ends_the_agent_and_the_guard_ends_its_tasks(rig: Rig) -> None:
     pid = rig.start("sleep", "300")["pid"]
-    rig.peer.send("die")
+    rig.peer.send("kill_agent")
     wait_until(lambda: not is_alive(pid))
     wait_until(lambda: not is_alive(rig.guard_pid))
     assert not is_alive(rig.pid)
