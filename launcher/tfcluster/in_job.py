@@ -15,7 +15,7 @@ from typing import NoReturn
 from tfcluster.agent import foreign_json
 from tfcluster.api import make_launch
 from tfcluster.backends import past_runs
-from tfcluster.coordinator.foreground import Session
+from tfcluster.coordinator.foreground import RunSession
 from tfcluster.coordinator.starter import SIGNALS, WARNING, open_folder, signals_held_back
 from tfcluster.coordinator.submitting import take_over
 from tfcluster.discovery import planning
@@ -43,7 +43,7 @@ def main(folder: str) -> int:
         sys.stderr.write(f"tfcluster: {error}\n")
         return _end(paths, Outcome.of(error))
     with signals_held_back(WARNING):
-        session = Session(launch, paths)
+        session = RunSession(launch, paths)
         end = session.run(lambda plan: None)
     if end.outcome.error is not None:
         sys.stderr.write(f"tfcluster: {end.outcome.error}\n")

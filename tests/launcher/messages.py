@@ -59,7 +59,7 @@ def _fields_of(cls: type[Message]) -> dict[str, Any]:
 def _value(name: str, text: str) -> Any:
     inner = text.removeprefix("list[").removesuffix("]")
     record = getattr(msg, inner, None)
-    if isinstance(record, type) and issubclass(record, msg.Record):
+    if isinstance(record, type) and issubclass(record, msg.Part):
         value: Any = _fields_of(record)
     elif inner == text and name in _BY_NAME:
         return _BY_NAME[name]

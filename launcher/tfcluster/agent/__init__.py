@@ -7,8 +7,8 @@ start-up time (asyncio, subprocess, dataclasses).
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, NoReturn, TextIO
+    from typing import Any, NoReturn
 else:  # importing typing would cost a megabyte; annotations are not evaluated
-    Any = NoReturn = TextIO = object
+    Any = NoReturn = object
 
-__all__ = ["Any", "NoReturn", "TextIO"]
+__all__ = ["Any", "NoReturn"]

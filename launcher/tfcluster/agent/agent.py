@@ -119,7 +119,9 @@ class Agent:
         return Agent(config, self._recorder, self._guard_alive, previous=self), peer
 
     def _turn(self) -> None:
-        watched, timeout = self._selector.get_map(), self._select_timeout()
+        at = [when for when in (self._runner.deadline(), self._link.deadline()) if when is not None]
+        timeout = max(0.0, min(at) - time.monotonic()) if at else None
+        watched = self._selector.get_map()
         self._link.note_turn()
         ready = self._selector.select(timeout)
         self._link.note_turn(timeout)
@@ -135,11 +137,6 @@ class Agent:
             self._cache_use.on_time(moment)
         if self._files is not None:
             self._files.pump()
-
-    def _select_timeout(self) -> float | None:
-        """Return the seconds until the next deadline, or None where there is none."""
-        at = [when for when in (self._runner.deadline(), self._link.deadline()) if when is not None]
-        return max(0.0, min(at) - time.monotonic()) if at else None
 
     def _resume(self, log_offsets: dict[str, int]) -> None:
         if self._files is not None:
@@ -183,7 +180,7 @@ class Agent:
             msg.Signal: self._runner.signal,
             msg.TakeStacks: self._runner.take_stacks,
             msg.Shutdown: self._shut_down,
-            msg.Die: lambda order: os.kill(os.getpid(), signal.SIGKILL),
+            msg.KillAgent: lambda order: os.kill(os.getpid(), signal.SIGKILL),
         }
         order = None
         try:
@@ -237,11 +234,11 @@ def _find_host(interface: str | None) -> dict[str, Any]:
     from tfcluster.agent.net.interfaces import find_host, find_interfaces
 
     try:
-        found = find_interfaces()
+        interfaces = find_interfaces()
     except (OSError, AttributeError):  # a libc without getifaddrs
-        found = []
-    host = find_host(interface, found, socket.gethostname())
-    return {"host": host} if host else {"interfaces": [" ".join(pair) for pair in found]}
+        interfaces = []
+    host = find_host(interface, interfaces, socket.gethostname())
+    return {"host": host} if host else {"interfaces": [" ".join(pair) for pair in interfaces]}
 
 
 def _signals_as_bytes(*, announces: bool) -> int:

@@ -129,12 +129,12 @@ def is_intact(folder: str) -> bool:
 
 def digest_of(folder: str) -> str:
     """Return the digest of the folder's content. Raises OSError, also for a link to a folder."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for name in sorted(list_files(folder)):
         with open(os.path.join(folder, name), "rb") as file:
             content = file.read()
-        found.update(f"{name}\0{len(content)}\0".encode() + content)
-    return found.hexdigest()[:16]
+        digest.update(f"{name}\0{len(content)}\0".encode() + content)
+    return digest.hexdigest()[:16]
 
 
 def list_files(folder: str) -> list[str]:
@@ -143,12 +143,12 @@ def list_files(folder: str) -> list[str]:
     Such a link cannot be read as a file, so it fails the check: Python would import unchecked code
     through it.
     """
-    found = []
+    paths = []
     for above, folders, names in os.walk(folder):
         names += [name for name in folders if os.path.islink(os.path.join(above, name))]
         folders[:] = [name for name in folders if name != _BYTECODE]
-        found += [os.path.relpath(os.path.join(above, name), folder) for name in names]
-    return found
+        paths += [os.path.relpath(os.path.join(above, name), folder) for name in names]
+    return paths
 
 
 def drop_bytecode(folder: str) -> None:

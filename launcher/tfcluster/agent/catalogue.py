@@ -7,7 +7,7 @@ The base class is the direction, and what a message may be about:
 `Report`       agent → coordinator, about its node; `FileReport`: an answer of the file process
 `TaskMessage`  agent → coordinator, about a task of its node in an attempt that was ordered
 `TaskReport`   task → agent → coordinator, inside a `TaskEvent`; see `tfcluster_workers.reporting`
-`Record`       a part of a message
+`Part`         a part of a message
 =============  ==================================================================================
 
 A message that is an `Event`, too, is recorded in ``events.jsonl`` as it comes.
@@ -50,7 +50,7 @@ EMPTY: Mapping[str, Any] = {}
 
 # fmt: off
 
-class Record(Message): ...
+class Part(Message): ...
 class Order(Message): ...
 class Report(Message): ...
 
@@ -83,7 +83,7 @@ class Hello(Order):
     last_seen: int = 0
     log_offsets: Json = EMPTY
 
-class PortRequest(Record):
+class PortRequest(Part):
     task: str
     host: str
     port: int
@@ -97,7 +97,7 @@ class HoldPorts(Order):
     interface: str | None = None
     """The interface whose address `PortsHeld` has: its name, a subnet or a pattern of names."""
 
-class Process(Record):
+class Process(Part):
     argv: Strings
     env: Env = EMPTY
     """Variables that are added to the node's environment without `unset`."""
@@ -153,9 +153,9 @@ class Shutdown(Order):
     remove: Strings = ()
     """This run's folders on the node that nobody needs."""
 
-class Die(Order): ...
+class KillAgent(Order): ...
 
-class FileEntry(Record):
+class FileEntry(Part):
     """A symbolic link if it has `link`, else the file with the digest `sha512`."""
     path: str
     link: str | None = None
@@ -199,30 +199,30 @@ class Read(FileOrder):
     grows: bool = False
     """True if bytes may be appended after `size` meanwhile."""
 
-class Look(FileOrder):
-    """Answered by `Looked`."""
+class FindMarkedFolder(FileOrder):
+    """Answered by `MarkedFolder`."""
     folders: Strings
     name: str
     text: str
     inode: int
 
-class Got(FileOrder):
+class Written(FileOrder):
     at: int
 
-class Hurry(FileOrder): ...
+class LiftRate(FileOrder): ...
 class Cancel(FileOrder): ...
-class Forget(Order): ...
+class DropFileOrders(Order): ...
 
 # -- reports of an agent --------------------------------------------------------------------
 
-class Location(Record):
+class Location(Part):
     is_exact = True
     boot_id: Text
     machine: Text
     pid_namespace: Unsigned
     uid: Unsigned
 
-class Identity(Record):
+class Identity(Part):
     """The processes whose end proves that of an agent and its guard (`agent.fencing`)."""
     is_exact = True
     pid: Unsigned
@@ -327,14 +327,14 @@ class TaskExited(TaskMessage, Event):
     out_of_memory: Text | None = None
     """The evidence that the kernel killed it for lack of memory; None where there is none."""
 
-class Frame(Record):
+class Frame(Part):
     """A function that a thread is in: the file and line, and the source of that line if known."""
     file: Text
     line: Unsigned
     function: Text
     code: Text = ""
 
-class Thread(Record):
+class Thread(Part):
     frames: list[Frame]
     """Innermost first."""
 
@@ -346,7 +346,7 @@ class Stacks(TaskMessage):
     load: float = 0.0
     """The processes of the node that run or want to, per core, on average over a minute."""
 
-class TaskUsage(Record):
+class TaskUsage(Part):
     """The memory and processor time that a task's processes use, since the previous report."""
     task: Text
     rss_bytes: Unsigned
@@ -356,7 +356,7 @@ class TaskUsage(Record):
     """The use of its GPUs, 0 to 1."""
     gpu_memory_bytes: Unsigned | None = None
 
-class Usage(Report):
+class NodeUsage(Report):
     """Sent every few seconds, with all running tasks of the node."""
     tasks: list[TaskUsage]
 
@@ -387,17 +387,17 @@ class ReadEnd(FileReport):
     sha512: Text
     is_unchanged: bool
 
-class Looked(FileReport):
+class MarkedFolder(FileReport):
     folder: Path | None
 
 class FileFailed(FileReport):
     """The order could not be carried out."""
     error: Text
 
-class Moving(FileReport):
+class StillWorking(FileReport):
     """A long order makes progress."""
 
-class LostRunEnded(Record):
+class LostRunEnded(Part):
     """The answer of `agent.fencing.end_lost_run`."""
     is_exact = True
     ended: list[NodeName]
@@ -477,7 +477,7 @@ class SavedModel(TaskReport):
     """The newest model that the task leaves outside its checkpoint directory at its end."""
     path: LongText
 
-class WrittenFile(Record):
+class WrittenFile(Part):
     path: LongText
     file: Name
     """An id that two tasks share if they write the same file, on any machine."""

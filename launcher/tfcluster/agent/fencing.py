@@ -156,7 +156,7 @@ def _kill_tasks(run_id: str) -> list[str]:
 
 def _find_tasks(run_id: str) -> dict[int, str]:
     """Return pid → task for the living processes of this user that the run started."""
-    mark, found = f"TFCLUSTER_RUN_ID={run_id}".encode(), {}
+    mark, tasks = f"TFCLUSTER_RUN_ID={run_id}".encode(), {}
     for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
         try:
             is_own = os.stat(f"/proc/{pid}").st_uid == os.getuid()
@@ -166,8 +166,8 @@ def _find_tasks(run_id: str) -> dict[int, str]:
         if mark in environ:
             named = [word for word in environ if word.startswith(b"TFCLUSTER_TASK=")]
             name = named[0].decode(errors="replace")[15:] if named else "prepare"
-            found[pid] = re.sub(r"[^A-Za-z0-9_:.-]", "_", name)[:80] or "_"
-    return found
+            tasks[pid] = re.sub(r"[^A-Za-z0-9_:.-]", "_", name)[:80] or "_"
+    return tasks
 
 
 def _pid_namespace() -> int:

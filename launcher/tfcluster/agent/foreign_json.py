@@ -1,19 +1,30 @@
-"""JSON from outside this process, parsed so that any defect is a ValueError.
+"""Files and JSON from outside this process, read so that no defect hangs or crashes the reader.
 
-`json.loads` raises RecursionError for deeply nested text. All JSON from a run folder, a host, a
-daemon, a task or a cache is read here.
+A path may name a pipe or a device that never ends, and `json.loads` raises RecursionError for
+deeply nested text: here any defect is a ValueError. All JSON from a run folder, a host, a daemon, a
+task or a cache is read here.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import stat
 
 from tfcluster.agent import Any
-from tfcluster.agent.regular_files import open_regular
 
 LARGEST_FILE = 256 << 20
 """The largest file that is read, in bytes: ten times the state of ten thousand tasks."""
+
+
+def open_regular(path: str | os.PathLike[str]) -> io.FileIO:
+    """Open a file for reading, unbuffered. Raises OSError, also for anything but a regular file."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe would block
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError("it is not a regular file")
+    return io.FileIO(descriptor)
 
 
 def parse_json(text: str | bytes | bytearray) -> Any:

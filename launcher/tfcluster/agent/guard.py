@@ -94,8 +94,8 @@ def file_identity(path: str) -> str:
 
     A file system may reuse the inode number of a removed file, but the time differs.
     """
-    found = os.lstat(path)
-    return f"{found.st_ino}.{found.st_mtime_ns}"
+    status = os.lstat(path)
+    return f"{status.st_ino}.{status.st_mtime_ns}"
 
 
 def _read_records(from_agent: int) -> tuple[dict[int, int], dict[str, str]]:

@@ -67,7 +67,7 @@ class Struct:
 
     def __eq__(self, other: object) -> bool:
         pairs = ((getattr(self, name), getattr(other, name)) for name in self.fields)
-        return type(self) is type(other) and all(mine == its for mine, its in pairs)
+        return type(self) is type(other) and all(mine == theirs for mine, theirs in pairs)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in vars(self).items())})"
@@ -109,19 +109,19 @@ class Message(Struct):
         if cls.is_exact and (unknown := data.keys() - cls.fields.keys() - {"type"}):
             names = shorten(", ".join(sorted(map(str, unknown))))
             raise ProtocolError(f"a message {cls.type!r} with unknown fields: {names}")
-        found = {}
+        values = {}
         for name, read in cls.fields.items():
             has_default = hasattr(cls, name)
             if name not in data and not has_default:
                 raise ProtocolError(f"a message {cls.type!r} whose {name} is missing")
             try:
                 if name in data and not (cls.is_lenient and has_default and data[name] is None):
-                    found[name] = read(data[name])
+                    values[name] = read(data[name])
             except ValueError:
                 if not (cls.is_lenient and has_default):
                     shown = shorten(data[name])
                     raise ProtocolError(f"a message {cls.type!r} whose {name} is {shown}") from None
-        return cls(**found)
+        return cls(**values)
 
 
 def parse(message: Mapping[str, Any], family: type[M]) -> M | None:
@@ -131,8 +131,8 @@ def parse(message: Mapping[str, Any], family: type[M]) -> M | None:
     """
     kind = message.get("type")
     if not isinstance(kind, str):
-        found = shorten(kind) if "type" in message else "missing"
-        raise ProtocolError(f"a message {shorten(kind)} whose type is {found}")
+        shown = shorten(kind) if "type" in message else "missing"
+        raise ProtocolError(f"a message {shorten(kind)} whose type is {shown}")
     cls = _CLASSES.get(kind, Message)
     return cls.read(message) if issubclass(cls, family) else None
 
@@ -162,13 +162,13 @@ def _list_of(read: Read) -> Read:
     def read_all(value: object) -> list[Any]:
         if not isinstance(value, list) or len(value) > budgets.MESSAGE_LIST:
             raise ValueError
-        return [read(one) for one in value]
+        return [read(item) for item in value]
 
     return read_all
 
 
 def _mapping_of(read: Read) -> Read:
-    return lambda value: {name: read(one) for name, one in _object(value).items()}
+    return lambda value: {name: read(item) for name, item in _object(value).items()}
 
 
 def _valid(test: Callable[[Any], object]) -> Read:
@@ -221,20 +221,20 @@ def _entry(value: object) -> tuple[str, int, int]:
 
 def _metrics(value: object) -> dict[str, float]:
     """Read the numbers among the metrics, which may be NaN or infinite."""
-    found = {}
+    metrics = {}
     for name, number in list(_object(value).items())[: budgets.REPORT_NAMES]:
         if isinstance(number, (int, float)) and not isinstance(number, bool):
             try:
-                found[name[: budgets.REPORT_NAME]] = float(number)
+                metrics[name[: budgets.REPORT_NAME]] = float(number)
             except OverflowError:  # an integer of 400 digits
-                found[name[: budgets.REPORT_NAME]] = math.inf if number > 0 else -math.inf
-    return found
+                metrics[name[: budgets.REPORT_NAME]] = math.inf if number > 0 else -math.inf
+    return metrics
 
 
 def _values(value: object) -> dict[str, Any]:
     """Read hyperparameters by name: numbers, booleans, None, and anything else as a string."""
     pairs = list(_object(value).items())[: budgets.REPORT_NAMES]
-    return {name[: budgets.REPORT_NAME]: _plain(one) for name, one in pairs}
+    return {name[: budgets.REPORT_NAME]: _plain(item) for name, item in pairs}
 
 
 def _plain(value: object) -> object:

@@ -151,10 +151,10 @@ def living_children() -> dict[int, list[int]]:
 def descendants(parent: int = 0) -> list[int]:
     """Return all living descendants of `parent` (0: this process), children first (Linux)."""
     children = living_children()
-    found = list(children.get(parent or os.getpid(), ()))
-    for pid in found:
-        found.extend(children.get(pid, ()))
-    return found
+    pids = list(children.get(parent or os.getpid(), ()))
+    for pid in pids:
+        pids.extend(children.get(pid, ()))
+    return pids
 
 
 def reap_orphans() -> bool:
@@ -192,9 +192,9 @@ def kill_all(find: Callable[[], list[int]], timeout_s: float) -> list[int]:
     Return those that still live.
     """
     deadline = time.monotonic() + timeout_s
-    while (found := find()) and time.monotonic() < deadline:
-        _kill(found)
-    return found
+    while (pids := find()) and time.monotonic() < deadline:
+        _kill(pids)
+    return pids
 
 
 def _kill(pids: Iterable[int]) -> None:

@@ -90,7 +90,9 @@ def with_local_paths(config: AgentConfig) -> AgentConfig:
     """
     runtime = place_of(f"/tmp/tfcluster-{os.getuid()}")
     names = {name: getattr(config, name) for name in ("socket", "ports_dir", "container_socket")}
-    paths = {name: os.path.join(runtime, found) for name, found in names.items() if found}
+    paths = {
+        name: os.path.join(runtime, file_name) for name, file_name in names.items() if file_name
+    }
     return replace(config, **paths)
 
 
@@ -116,7 +118,11 @@ def reach_agent(config: AgentConfig) -> socket.socket:
         if not starts:
             return running or _fail_to_join(config)
         if running is not None:
-            _end_unclaimed(running)
+            # It never had a task: the connection failed while it was starting.
+            with running:
+                pid = process_of(running)
+            if not pid or not fencing.end_process(pid):
+                raise RelayError("another agent of this run is running and cannot be killed")
         if config.container_socket is not None:
             _start_agent_in_container(config, config.container_socket)
         else:
@@ -170,14 +176,6 @@ def _end_previous(config: AgentConfig, former: Mapping[str, Any]) -> None:
         from tfcluster.agent.net.ports import remove_left
 
         remove_left(config.ports_dir, config.run_id, config.node)
-
-
-def _end_unclaimed(agent: socket.socket) -> None:
-    """End an agent that never had a task: the connection failed while it was starting."""
-    with agent:
-        pid = process_of(agent)
-    if not pid or not fencing.end_process(pid):
-        raise RelayError("another agent of this run is running and cannot be killed")
 
 
 def _connect(path: str) -> socket.socket:

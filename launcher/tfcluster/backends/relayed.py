@@ -40,7 +40,7 @@ from tfcluster.plans import remote_paths
 from tfcluster.plans.plan import NodePlan
 from tfcluster.rundir.forked_children import keep_from_children
 from tfcluster.wire.link import AgentHandle, AgentLink, Streams
-from tfcluster.wire.messages import Refused
+from tfcluster.wire.messages import HelloRefused
 
 
 class DialFault(Enum):
@@ -432,7 +432,7 @@ async def connect(
         await link.open()
     except Unreached:
         raise
-    except (OSError, TimeoutError, protocol.ProtocolError, Refused) as error:
+    except (OSError, TimeoutError, protocol.ProtocolError, HelloRefused) as error:
         raise await transport.why_unreached(error) from error
     except BaseException:  # cancelled by Ctrl-C
         await transport.disconnect()

@@ -23,7 +23,7 @@ from tfcluster.agent.message_fields import UNREADABLE
 T = TypeVar("T")
 
 
-class Kind(StrEnum):
+class CheckpointKind(StrEnum):
     """The kind of a checkpoint, which decides how it is loaded."""
 
     TF_CHECKPOINT = "tf_checkpoint"
@@ -59,7 +59,7 @@ class Entry:
 class Checkpoint:
     """A complete checkpoint at its source."""
 
-    kind: Kind
+    kind: CheckpointKind
     path: str
     """The relative path of the prefix, the file, or the folder (``.``: the listed directory)."""
     files: tuple[Entry, ...]
@@ -72,14 +72,14 @@ class Checkpoint:
 
         `tf.train.Checkpoint` numbers its saves, Keras's callbacks count epochs.
         """
-        return self.number if self.kind is Kind.ESTIMATOR else None
+        return self.number if self.kind is CheckpointKind.ESTIMATOR else None
 
     @property
     def number(self) -> int | None:
         """The number in its name: a step, an epoch or a save counter; None without one."""
-        named = self.files[-1].path if self.kind is Kind.BACKUP else self.path
+        named = self.files[-1].path if self.kind is CheckpointKind.BACKUP else self.path
         name = basename(named.removesuffix(".index"))
-        return number_in_name(name, is_folder=self.kind is Kind.SAVED_MODEL)
+        return number_in_name(name, is_folder=self.kind is CheckpointKind.SAVED_MODEL)
 
     @property
     def name(self) -> str:
@@ -89,7 +89,7 @@ class Checkpoint:
     @property
     def base(self) -> str:
         """The folder its files' names are relative to once gathered; "" for the listed one."""
-        folder = self.path if self.kind is Kind.BACKUP else dirname(self.path)
+        folder = self.path if self.kind is CheckpointKind.BACKUP else dirname(self.path)
         return "" if folder == "." else folder
 
     @property
@@ -104,7 +104,7 @@ class Checkpoint:
 
     def age(self, *, step: int | None, saved_ns: int) -> Age:
         """Return what decides which checkpoints are older; see `oldest_first`."""
-        is_numbered = self.kind is not Kind.BACKUP and "#" in basename(self.series)
+        is_numbered = self.kind is not CheckpointKind.BACKUP and "#" in basename(self.series)
         return Age(self.series, is_numbered, step, self.number, saved_ns)
 
     @property
@@ -149,7 +149,7 @@ _NUMBER = re.compile(r"\d+\.\d+|(?:(?<=[-_.=])|^|(?<=epoch)|(?<=step))\d+(?=$|[-
 _FIRST_UNIX_TIME = 10**9
 """Numbers from here on are no steps: Estimator names exported SavedModels by Unix time."""
 
-_PREFIXED = (Kind.TF_CHECKPOINT, Kind.ESTIMATOR)
+_PREFIXED = (CheckpointKind.TF_CHECKPOINT, CheckpointKind.ESTIMATOR)
 
 _PART_OF_SAVED_MODEL = re.compile(
     r"saved_model\.pb|fingerprint\.pb|keras_metadata\.pb|(variables|assets|assets\.extra)/.*"
@@ -173,7 +173,9 @@ def find(now: Iterable[Entry], before: Iterable[Entry] | None) -> tuple[Checkpoi
     complete = [c for c in _candidates(files) if not (c.kind in _PREFIXED and c.path in busy)]
     if before is not None:
         earlier = set(before)
-        complete = [c for c in complete if c.kind is Kind.BACKUP or earlier.issuperset(c.files)]
+        complete = [
+            c for c in complete if c.kind is CheckpointKind.BACKUP or earlier.issuperset(c.files)
+        ]
     complete.sort(key=lambda checkpoint: checkpoint.path)
     return tuple(oldest_first(complete, lambda c: c.age(step=c.step, saved_ns=c.saved_ns)))
 
@@ -253,7 +255,7 @@ def _saved_models(files: Mapping[str, Entry], shards: Shards) -> Iterator[Checkp
         )
         has_variables = any(m.path.startswith(f"{inside}variables/") for m in members)
         if not has_variables or _whole_prefix(f"{inside}variables/variables", files, shards):
-            yield Checkpoint(Kind.SAVED_MODEL, dirname(marker) or ".", members)
+            yield Checkpoint(CheckpointKind.SAVED_MODEL, dirname(marker) or ".", members)
 
 
 def _prefixes(files: Mapping[str, Entry], shards: Shards) -> Iterator[Checkpoint]:
@@ -266,12 +268,12 @@ def _prefixes(files: Mapping[str, Entry], shards: Shards) -> Iterator[Checkpoint
         if not members or (graph and not meta):  # an Estimator writes .meta last
             continue
         if basename(folder) == "chief":
-            yield Checkpoint(Kind.BACKUP, dirname(folder) or ".", members)
+            yield Checkpoint(CheckpointKind.BACKUP, dirname(folder) or ".", members)
         elif meta:
             companions = (graph,) if graph else ()
-            yield Checkpoint(Kind.ESTIMATOR, prefix, (*members, meta), companions)
+            yield Checkpoint(CheckpointKind.ESTIMATOR, prefix, (*members, meta), companions)
         else:
-            yield Checkpoint(Kind.TF_CHECKPOINT, prefix, members)
+            yield Checkpoint(CheckpointKind.TF_CHECKPOINT, prefix, members)
 
 
 def _single_files(files: Mapping[str, Entry]) -> Iterator[Checkpoint]:
@@ -283,11 +285,11 @@ def _single_files(files: Mapping[str, Entry]) -> Iterator[Checkpoint]:
             # Keras rewrites both in place, the weights first: older metadata belong to the
             # weights before.
             if metadata.size and metadata.mtime_ns >= entry.mtime_ns:
-                yield Checkpoint(Kind.BACKUP, dirname(path) or ".", (entry, metadata))
+                yield Checkpoint(CheckpointKind.BACKUP, dirname(path) or ".", (entry, metadata))
         elif path.endswith(".keras"):
-            yield Checkpoint(Kind.KERAS, path, (entry,))
+            yield Checkpoint(CheckpointKind.KERAS, path, (entry,))
         elif path.endswith((".h5", ".hdf5")):
-            yield Checkpoint(Kind.WEIGHTS, path, (entry,))
+            yield Checkpoint(CheckpointKind.WEIGHTS, path, (entry,))
 
 
 def _beside(path: str, name: str) -> str:

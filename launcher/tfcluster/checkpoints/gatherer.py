@@ -19,7 +19,7 @@ from posixpath import dirname
 from tfcluster.agent import budgets, foreign_json
 from tfcluster.agent.catalogue import Saved
 from tfcluster.agent.error_text import reason_of
-from tfcluster.checkpoints.completeness import Checkpoint, Entry, Kind, find, oldest_first
+from tfcluster.checkpoints.completeness import Checkpoint, CheckpointKind, Entry, find, oldest_first
 from tfcluster.checkpoints.copying import (
     CancelledError,
     Source,
@@ -242,7 +242,7 @@ class Gatherer:
             series[ages[checkpoint].series].append(checkpoint)
         worth = set[Checkpoint]()
         for members in series.values():
-            keep = 1 if members[0].kind is Kind.BACKUP else self.store.keep
+            keep = 1 if members[0].kind is CheckpointKind.BACKUP else self.store.keep
             worth.update(worth_keeping(members, ages.__getitem__, keep))
         worth.intersection_update(new)
         worth = {c for c in worth if self._failed.get(c, 0.0) <= self._clock()}
@@ -314,12 +314,14 @@ class Gatherer:
         present = _folders_with_files(listing)
         for held in self.store.held:
             folder = _folder_of(held.checkpoint)
-            if held.kind is Kind.BACKUP and folder in self._backups - present:
+            if held.kind is CheckpointKind.BACKUP and folder in self._backups - present:
                 self._backups.discard(folder)
                 self.store.forget(held)
 
     def _remember_backups(self, listing: Sequence[Entry]) -> None:
-        held = {_folder_of(g.checkpoint) for g in self.store.held if g.kind is Kind.BACKUP}
+        held = {
+            _folder_of(g.checkpoint) for g in self.store.held if g.kind is CheckpointKind.BACKUP
+        }
         self._backups |= held & _folders_with_files(listing)
 
     def _note(self, text: str) -> None:

@@ -33,8 +33,8 @@ from tfcluster.checkpoints import copying, file_formats
 from tfcluster.checkpoints.completeness import (
     Age,
     Checkpoint,
+    CheckpointKind,
     Entry,
-    Kind,
     Newest,
     find,
     oldest_first,
@@ -64,13 +64,13 @@ _NOTE_OF_DAMAGED = ".tfcluster-damaged.json"
 _SAVE_COUNTER = re.compile(r"-(\d+)$")
 
 _LOADS = {
-    Kind.TF_CHECKPOINT: "tf.train.load_checkpoint({path})",
-    Kind.ESTIMATOR: "tf.train.load_checkpoint({path})",
-    Kind.SAVED_MODEL: "tf.saved_model.load({path})",
-    Kind.KERAS: "keras.models.load_model({path})",
-    Kind.WEIGHTS: "model.load_weights({path})",
+    CheckpointKind.TF_CHECKPOINT: "tf.train.load_checkpoint({path})",
+    CheckpointKind.ESTIMATOR: "tf.train.load_checkpoint({path})",
+    CheckpointKind.SAVED_MODEL: "tf.saved_model.load({path})",
+    CheckpointKind.KERAS: "keras.models.load_model({path})",
+    CheckpointKind.WEIGHTS: "model.load_weights({path})",
 }
-"""Kind → Python that loads a checkpoint of which no task reported how."""
+"""CheckpointKind → Python that loads a checkpoint of which no task reported how."""
 _LOAD_BACKUP = "tf.train.Checkpoint(model=model).restore({path}).expect_partial()"
 """Python that loads what Keras 2's `BackupAndRestore` saves (worker_training_state.py)."""
 
@@ -93,11 +93,11 @@ class Gathered:
     @property
     def path(self) -> Path:
         """The argument of a loading call: the prefix, the file, or the folder."""
-        name = "" if self.kind is Kind.BACKUP else basename(self.checkpoint.path)
+        name = "" if self.kind is CheckpointKind.BACKUP else basename(self.checkpoint.path)
         return self.folder / name
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> CheckpointKind:
         return self.checkpoint.kind
 
     @property
@@ -107,7 +107,7 @@ class Gathered:
     @property
     def save(self) -> int | None:
         """The save counter of a `tf.train.Checkpoint` whose step is unknown, else None."""
-        if self.step is not None or self.kind is not Kind.TF_CHECKPOINT:
+        if self.step is not None or self.kind is not CheckpointKind.TF_CHECKPOINT:
             return None
         counted = _SAVE_COUNTER.search(self.checkpoint.path)
         return int(counted[1]) if counted else None
@@ -188,7 +188,7 @@ class Store:
     @property
     def newest(self) -> Gathered | None:
         """The newest result, or None; a backup is not a result."""
-        return next((g for g in reversed(self._held) if g.kind is not Kind.BACKUP), None)
+        return next((g for g in reversed(self._held) if g.kind is not CheckpointKind.BACKUP), None)
 
     def has(self, checkpoint: Checkpoint) -> bool:
         return any(held.checkpoint == checkpoint for held in self._held)
@@ -314,7 +314,7 @@ class Store:
         for held in self._held:
             series[held.checkpoint.series].append(held)
         for members in series.values():
-            keep = 1 if members[0].kind is Kind.BACKUP else self.keep
+            keep = 1 if members[0].kind is CheckpointKind.BACKUP else self.keep
             kept = worth_keeping(members, lambda held: held.age, keep)
             for old in members:
                 if old not in kept:
@@ -322,7 +322,7 @@ class Store:
         self._write_checkpoint_file()
 
     def _write_checkpoint_file(self) -> None:
-        results = [g for g in self._held if g.kind is not Kind.BACKUP]
+        results = [g for g in self._held if g.kind is not CheckpointKind.BACKUP]
         copying.write(self.root, _prefixes(results, below=self.root))
 
     def _recover(self) -> None:
@@ -421,11 +421,11 @@ def load_hint(gathered: Gathered) -> str:
     `BackupAndRestore`, which deletes it.
     """
     path, load = gathered.path, gathered.load
-    if gathered.kind is Kind.BACKUP:
+    if gathered.kind is CheckpointKind.BACKUP:
         path = gathered.file(gathered.checkpoint.files[-1])
         is_keras_2 = path.suffix == ".index"
         path = path.with_suffix("") if is_keras_2 else path.with_name("latest.weights.h5")
-        load = _LOAD_BACKUP if is_keras_2 else _LOADS[Kind.WEIGHTS]
+        load = _LOAD_BACKUP if is_keras_2 else _LOADS[CheckpointKind.WEIGHTS]
     return (load or _LOADS[gathered.kind]).replace("{path}", repr(str(path.absolute())))
 
 
@@ -465,7 +465,7 @@ def _prefixes(gathered: Sequence[Gathered], *, below: Path) -> list[copying.Pref
     return [
         copying.Prefix(g.path.relative_to(below).as_posix(), g.checkpoint.saved_ns / 1e9)
         for g in gathered
-        if g.kind in (Kind.TF_CHECKPOINT, Kind.ESTIMATOR)
+        if g.kind in (CheckpointKind.TF_CHECKPOINT, CheckpointKind.ESTIMATOR)
     ]
 
 
@@ -497,7 +497,7 @@ def _read_note(note: Path) -> Gathered:
         if not (isinstance(path, str) and isinstance(step, int | None) and isinstance(load, str)):
             raise ValueError("a value has the wrong type")
         files, companions = _entries(data["files"]), _entries(data["companions"])
-        checkpoint = Checkpoint(Kind(data["kind"]), path, files, companions)
+        checkpoint = Checkpoint(CheckpointKind(data["kind"]), path, files, companions)
         digests = tuple(str(f["sha512"]) for f in data["files"])
         saved_ns = int(data.get("saved_ns", checkpoint.saved_ns))
         gathered = Gathered(checkpoint, note.parent, step, digests, saved_ns, load)
@@ -533,7 +533,7 @@ def newest_of(state: Iterable[Gathered]) -> Newest:
     """
     best = max(
         reversed([*state]),
-        key=lambda g: (g.step is not None, g.kind is not Kind.BACKUP),
+        key=lambda g: (g.step is not None, g.kind is not CheckpointKind.BACKUP),
         default=None,
     )
     return Newest(best.step, best.checkpoint.name) if best else Newest()
@@ -553,7 +553,7 @@ def name_checkpoints(folder: Path, gathered: Iterable[Gathered]) -> None:
     for held in oldest_first(gathered, lambda held: held.age):
         for entry in held.checkpoint.files:
             prefix = entry.path.removesuffix(".index")
-            if held.kind is not Kind.SAVED_MODEL and prefix != entry.path:
+            if held.kind is not CheckpointKind.SAVED_MODEL and prefix != entry.path:
                 inside, _, name = prefix.rpartition("/")
                 by_folder[inside].append(copying.Prefix(name, held.saved_ns / 1e9))
     for inside, prefixes in by_folder.items():

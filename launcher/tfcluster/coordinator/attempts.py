@@ -245,15 +245,15 @@ class Attempts:
             elif only:
                 return
 
-    def _is_next(self, again: NextAttempt | None) -> bool:
-        """Return whether the supervisor still wants this attempt, or with None no other one."""
-        return self.supervisor.next_attempt is again
-
     async def _pause_for(self, again: NextAttempt | None, until: float) -> None:
         """Pause until that moment, at most as long as the attempt is wanted."""
         await self.loop.until(
             lambda: self.loop.now() >= until or not self._is_next(again), at=until
         )
+
+    def _is_next(self, again: NextAttempt | None) -> bool:
+        """Return whether the supervisor still wants this attempt, or with None no other one."""
+        return self.supervisor.next_attempt is again
 
     def _awaited(self, only: str) -> list[NodePlan]:
         """Return the lost nodes to reconnect; those that the next attempt does without are left."""
@@ -282,27 +282,23 @@ class Attempts:
             loss = loss_by(error)
             is_hopeless = isinstance(error, PrepareError) or loss.nature is LossNature.NO_PLACE
             if began >= end or is_hopeless:
-                self._note_unreached(name, loss)
+                self.supervisor.node_unreached(name, loss, self.loop.now())
+                if name in self.supervisor.gone:
+                    self._give_up(name)
                 return []
             now = self.loop.now()
-            what = (
+            awaited = (
                 f"the lease of {name}: its tasks may run for {fence - now:.0f} s"
                 if fence > now
                 else f"{name} to answer: it is tried for {max(0.0, end - now):.0f} s more"
             )
-            self.run_writer.wait_for(what)
+            self.run_writer.wait_for(awaited)
             if since is None:
-                hint = f"{error.message}; waiting for {what}"
+                hint = f"{error.message}; waiting for {awaited}"
                 self.run_writer.record(Hint(message=hint))
             return [at for at in (fence, end) if at > began]
         self._take_back(name)
         return []
-
-    def _note_unreached(self, node: str, loss: NodeLoss) -> None:
-        """Report to the supervisor that the next attempt could not reach the node."""
-        self.supervisor.node_unreached(node, loss, self.loop.now())
-        if node in self.supervisor.gone:
-            self._give_up(node)
 
     def _give_up(self, node: str) -> None:
         """Let no attempt wait any more for a node that is gone for the supervisor.

@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
-from tfcluster.coordinator.foreground import Session
+from tfcluster.coordinator.foreground import RunSession
 from tfcluster.coordinator.starter import SIGNALS, End, Launch, Watcher, signals_held_back
 from tfcluster.errors import NodeLostError, TfclusterError
 from tfcluster.plans.plan import Plan, TaskId
@@ -203,7 +203,7 @@ def _serve(launch: Launch, writer: int) -> NoReturn:
 
 def _run(launch: Launch, writer: int) -> None:
     """Run the whole run in the new process, as the foreground does."""
-    tell, session = partial(_tell, writer), Session(launch)
+    tell, session = partial(_tell, writer), RunSession(launch)
 
     def note_start(event: Event) -> None:
         if session.run_writer.state.status is Status.RUNNING:

@@ -15,7 +15,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,7 +88,13 @@ def end_nodes(paths: RunPaths) -> list[NodeEnd]:
     open_until = {node: at for node, at in state.leases.items() if at > time.time()}
     if plan is None or not open_until:
         return []
-    ends = run_in_loop(_end_all(plan, state, open_until))
+    nodes = [node for node in plan.nodes if node.name in open_until]
+
+    async def end_all() -> list[NodeEnd]:
+        ending = (_end_node(node, state, open_until[node.name]) for node in nodes)
+        return list(await asyncio.gather(*ending))
+
+    ends = run_in_loop(end_all())
     state.leases = {end.node: end.until for end in ends if end.trouble}
     require_json(paths.state, state_json(state))
     return ends
@@ -115,18 +121,12 @@ def end_on_hosts(paths: RunPaths, say: Callable[[str], None]) -> None:
             at = time.strftime("%H:%M:%S", time.localtime(end.until))
             problems.append(f"{end.node}: its tasks may run until {at}: {end.trouble}")
         else:
-            what = f"ended {', '.join(end.ended)}" if end.ended else "no task was left"
-            say(f"{end.node}: {what}")
+            result = f"ended {', '.join(end.ended)}" if end.ended else "no task was left"
+            say(f"{end.node}: {result}")
         if end.folder is not None:
             say(f"{end.node}: saved files stay in {end.folder}")
     if problems:
         raise NodeLostError("\n".join(problems), fix=f"try again: tfcluster down {paths.run_id}")
-
-
-async def _end_all(plan: Plan, state: RunSnapshot, until: Mapping[str, float]) -> list[NodeEnd]:
-    nodes = [node for node in plan.nodes if node.name in until]
-    ending = (_end_node(node, state, until[node.name]) for node in nodes)
-    return list(await asyncio.gather(*ending))
 
 
 async def _end_node(node: NodePlan, state: RunSnapshot, until: float) -> NodeEnd:
@@ -134,13 +134,13 @@ async def _end_node(node: NodePlan, state: RunSnapshot, until: float) -> NodeEnd
     if identity is None:
         return NodeEnd(node.name, trouble="its agent is not known", until=until)
     try:
-        found = await backends.class_of(node).end_run(node, run_id=state.run, former=identity)
+        result = await backends.class_of(node).end_run(node, run_id=state.run, former=identity)
     except NodeLostError as error:
         return NodeEnd(node.name, trouble=error.message, until=until)
-    trouble = "" if found.is_proved else "nothing proves that its agent has ended"
-    if found.stays:
-        trouble = f"{', '.join(found.stays)} was killed but still lives"
-    return NodeEnd(node.name, tuple(found.ended), found.folder, trouble, until)
+    trouble = "" if result.is_proved else "nothing proves that its agent has ended"
+    if result.stays:
+        trouble = f"{', '.join(result.stays)} was killed but still lives"
+    return NodeEnd(node.name, tuple(result.ended), result.folder, trouble, until)
 
 
 def _plan(paths: RunPaths) -> Plan | None:
@@ -191,17 +191,19 @@ def end_everywhere(paths: RunPaths, say: Callable[[str], None]) -> None:
 
     Raises NodeLostError if tasks may still run.
     """
-    found = clean_up(paths)
-    if found.processes:
-        noun = "process" if len(found.processes) == 1 else "processes"
-        say(f"ended {len(found.processes)} {noun}: {', '.join(map(str, found.processes))}")
-    if found.files:
-        say(f"removed {', '.join(map(str, found.files))}")
-    if not found.processes and not found.files:
+    cleaned_up = clean_up(paths)
+    if cleaned_up.processes:
+        noun = "process" if len(cleaned_up.processes) == 1 else "processes"
+        say(
+            f"ended {len(cleaned_up.processes)} {noun}: {', '.join(map(str, cleaned_up.processes))}"
+        )
+    if cleaned_up.files:
+        say(f"removed {', '.join(map(str, cleaned_up.files))}")
+    if not cleaned_up.processes and not cleaned_up.files:
         say("no processes or files of the run are left on this host")
     end_on_hosts(paths, say)
-    if found.survivors:
-        names = ", ".join(map(str, found.survivors))
+    if cleaned_up.survivors:
+        names = ", ".join(map(str, cleaned_up.survivors))
         raise NodeLostError(
             f"killed, but still there: {names}", fix="they hang in the kernel: see dmesg"
         )
@@ -212,10 +214,10 @@ def end_processes(run_id: str) -> tuple[Leftover, ...]:
 
     First tasks and agents; then the guards, which get time to end processes without a mark.
     """
-    found: dict[int, Leftover] = {}
+    ended: dict[int, Leftover] = {}
     begun = time.monotonic()
     while leftovers := list(find(run_id)):
-        found |= {leftover.process.pid: leftover for leftover in leftovers}
+        ended |= {leftover.process.pid: leftover for leftover in leftovers}
         waited = time.monotonic() - begun
         if waited > _LIMIT_S:
             break
@@ -226,7 +228,7 @@ def end_processes(run_id: str) -> tuple[Leftover, ...]:
                 if leftover.what != "guard" or waited > _GUARD_S:
                     leftover.process.kill()
         time.sleep(0.02)
-    return tuple(found.values())
+    return tuple(ended.values())
 
 
 def find(run_id: str) -> Iterator[Leftover]:
@@ -241,8 +243,8 @@ def find(run_id: str) -> Iterator[Leftover]:
         with contextlib.suppress(psutil.Error):
             if process.pid in spared or process.status() == psutil.STATUS_ZOMBIE:
                 continue
-            if what := _identify(process, run_id):
-                yield Leftover(process, what)
+            if name := _identify(process, run_id):
+                yield Leftover(process, name)
 
 
 def _identify(process: psutil.Process, run_id: str) -> str:

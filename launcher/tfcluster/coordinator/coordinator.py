@@ -8,16 +8,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import PurePosixPath
-from typing import Any
 
 from tfcluster import __version__
 from tfcluster.agent import budgets, message_fields
 from tfcluster.agent import catalogue as msg
 from tfcluster.backends import open_nodes
 from tfcluster.backends.jobs import Ending, OwnJob
-from tfcluster.coordinator import gathering
 from tfcluster.coordinator.attempts import Attempts
 from tfcluster.coordinator.curves.tensorboard_files import RunCurves
 from tfcluster.coordinator.curves.tensorboard_server import beside_run
@@ -54,6 +53,9 @@ from tfcluster.supervision.failure import signal_name
 from tfcluster.supervision.supervisor import Supervisor
 
 _SHOWN = 3
+_SHOW_EVERY_S = 1.0
+_REPORT_AFTER, _REPORT_EVERY = 5, 30
+"""Counted in steps of `_SHOW_EVERY_S`: short waits are not reported, long ones rarely."""
 _LATE_STOP = "the tasks have ended, and their files are being copied; stop again to leave them"
 _SUSPENDED_S = 10.0
 """A shorter stop of this process is no suspension of its job: a file server may have kept it."""
@@ -159,14 +161,14 @@ class Coordinator:
         """
         if isinstance(loop := asyncio.get_running_loop(), RunLoop):
             loop.on_stopped = self._on_stopped
+        controlled = control.ControlledRun(
+            stop=lambda why, now: self.stop(Stop(why, 143, now=now)),
+            get_state=lambda: state_json(self.run_writer.state),
+            scale_to=self.scale_to,
+            get_stacks=self._stacks.ask,
+        )
         async with (
-            control.serve(
-                self.paths.control_socket,
-                lambda why, now: self.stop(Stop(why, 143, now=now)),
-                lambda: state_json(self.run_writer.state),
-                self.scale_to,
-                self._stacks.ask,
-            ),
+            control.serve(self.paths.control_socket, controlled),
             beside_run(self._launch.tensorboard_python, self.paths.curves, self._put_event),
             asyncio.TaskGroup() as background,
         ):
@@ -177,11 +179,7 @@ class Coordinator:
                 self._supervisor.restarting.can_come_back = await self.job.can_come_back()
             lasting = [
                 background.create_task(self._beat()),
-                background.create_task(
-                    gathering.show(
-                        self._run_gathering.gathering, self._note_gathering, self._put_event
-                    )
-                ),
+                background.create_task(self._show_gathering()),
             ]
             try:
                 error = await self._run_attempts()
@@ -223,8 +221,17 @@ class Coordinator:
         if self.job is not None and seconds >= _SUSPENDED_S:
             self._hub.put(lambda: self._supervisor.suspended(seconds, self._now()))
 
-    def _note_gathering(self, facts: Mapping[str, Any] | None) -> None:
-        self._hub.put(lambda: self.run_writer.note_gathering(facts))
+    async def _show_gathering(self) -> None:
+        """Show which files are being copied, and record a long wait for them, until cancelled."""
+        steps, before = 0, None
+        while True:
+            await asyncio.sleep(_SHOW_EVERY_S)
+            now = self._run_gathering.gathering()
+            if now != before:
+                self._hub.put(partial(self.run_writer.note_gathering, now))
+            steps, before = steps + 1 if now else 0, now
+            if now and steps % _REPORT_EVERY == _REPORT_AFTER:
+                self._put_event(ev.Gathering(**now))
 
     # -- actions ----------------------------------------------------------------------------
 
@@ -235,15 +242,16 @@ class Coordinator:
 
     async def _follow_external_peers(self) -> None:
         gang = self._supervisor.gang
+
+        def note_absent(absent: Sequence[str]) -> None:
+            self._hub.put(lambda: self._supervisor.peers_dialled(absent))
+            self._hub.put(lambda: self.run_writer.wait_for(join_first(absent, _SHOWN) or None))
+
         await follow_peers(
             lambda: self._startup.announced,
             lambda: any(member.is_running and member.waits_for_peers for member in gang),
-            self._note_absent,
+            note_absent,
         )
-
-    def _note_absent(self, absent: Sequence[str]) -> None:
-        self._hub.put(lambda: self._supervisor.peers_dialled(absent))
-        self._hub.put(lambda: self.run_writer.wait_for(join_first(absent, _SHOWN) or None))
 
     def _read_logs(self, tasks: Sequence[str]) -> None:
         gang, paths, now = self._supervisor.gang, self.paths, self._now()
@@ -255,12 +263,13 @@ class Coordinator:
         events = await self._run_gathering.gather_latest()
         if self._probing is not None:  # it may find the cause
             await asyncio.wait([self._probing])
-        self._hub.put(lambda: self._on_gathered(events))
 
-    def _on_gathered(self, events: list[Event]) -> None:
-        for event in events:
-            self.run_writer.record(event)
-        self._supervisor.checkpoints_gathered(self._run_gathering.newest, self._now())
+        def note() -> None:
+            for event in events:
+                self.run_writer.record(event)
+            self._supervisor.checkpoints_gathered(self._run_gathering.newest, self._now())
+
+        self._hub.put(note)
 
     def _carry_out(self) -> None:
         while orders := self._supervisor.take_orders():
@@ -409,20 +418,16 @@ class Coordinator:
         self._is_closing = True
         try:
             needs_agents = self._run_gathering.needs_agents
-            await self._reach_chief_again()
+            name = self._run_gathering.lost_node
+            if name and not self.plan.node(name).capabilities.starts_fresh:
+                with contextlib.suppress(SetupError):  # connect once more: it has saved something
+                    await self._loop.run_to_end(self._startup.connect(self.plan.node(name)))
             return await self._loop.run_to_end(self._finish()) if needs_agents else None
         finally:  # no agent and no task may stay, even after an internal error
             ending = await self._ending if self._ending is not None else None
             loses_folder = ending is not None and ending.loses_folder
             await self._hub.close(keeps_folders=self._run_gathering.is_incomplete or loses_folder)
             self._curves.close()
-
-    async def _reach_chief_again(self) -> None:
-        """Connect once more to a lost node that has saved what is not gathered."""
-        name = self._run_gathering.lost_node
-        if name and not self.plan.node(name).capabilities.starts_fresh:
-            with contextlib.suppress(SetupError):
-                await self._loop.run_to_end(self._startup.connect(self.plan.node(name)))
 
     async def _finish(self) -> list[Event]:
         return await self._run_gathering.finish() if self._supervisor.gang.has_started else []
@@ -443,8 +448,8 @@ class Coordinator:
         missed = chaos.not_injected(self._launch.faults, self.run_writer.state)
         gang, of_nodes = self._supervisor.gang, self._hub.closing_warnings()
         lost = gang.lost_model(os.path.exists) if outcome.status is Status.SUCCEEDED else None
-        found = (gang.unread_settings(), gang.shared_files.warning(), lost, *of_nodes, *missed)
-        for warning in filter(None, found) if not outcome.comes_back else ():
+        warnings = (gang.unread_settings(), gang.shared_files.warning(), lost, *of_nodes, *missed)
+        for warning in filter(None, warnings) if not outcome.comes_back else ():
             self.run_writer.record(ev.Warned(message=warning, closing=True))
         self.run_writer.record(outcome.event())
         return outcome

@@ -46,59 +46,64 @@ class FinalCopies:
     is_incomplete: bool = False
     """True if something could not be copied."""
 
-    def note_missed_checkpoints(self, why: str) -> None:
-        """Note that the chief's last checkpoints could not be gathered."""
-        what = f"the last checkpoints of {self.chief} were not gathered: {why}"
-        self._note_missing(what, self._checkpoint_folder)
+    def run(self, missed: str, *, gathers: bool, has_notes: bool, stay: bool) -> tuple[str, ...]:
+        """Copy all but checkpoints; return the paths of the outputs.
 
-    def note_incomplete(self) -> None:
-        """Note where checkpoints are that were reported before as not gathered."""
-        self.is_incomplete = True
-        if self.folders.is_remote(self._node):
-            self._note_location(self._checkpoint_folder)
-
-    def note_cancelled(self) -> None:
-        """Note that the user cancelled the copies."""
-        what = "gathering was stopped by Ctrl-C; files not yet copied are in the tasks' folders"
-        self._note_missing(what, self._checkpoint_folder)
-
-    def note_remote_checkpoints(self) -> None:
-        """Note where a remote chief's checkpoints are, for a run that gathers nothing."""
+        `missed`: why the last checkpoints were not gathered, or ""; `has_notes`: some of them were
+        reported so before; `stay`: none are gathered, so they stay where the chief saved them.
+        """
         directory = self.folders.checkpoints(self.chief)
-        if isinstance(directory, Path):
-            return
-        with contextlib.suppress(CancelledError, OSError):  # if unknown, assume there are some
-            if not find(directory.scan(stopped=self.stopped), None):
-                return
-        self.is_incomplete = True
-        self._note_location(directory.folder)
+        folder = _path_of(directory)
+        if missed:
+            note = f"the last checkpoints of {self.chief} were not gathered: {missed}"
+            self._note_missing(note, folder)
+        elif stay and not isinstance(directory, Path) and self._may_have_any(directory):
+            self._note_location(folder)
+        if has_notes:
+            self.is_incomplete = True
+            if self.folders.is_remote(self._node):
+                self._note_location(folder)
+        outputs = self._copy_outputs()
+        if gathers:
+            self._copy_tensorboard()
+        self._deliver(outputs)
+        if self.stopped():
+            note = "gathering was stopped by Ctrl-C; files not yet copied are in the tasks' folders"
+            self._note_missing(note, folder)
+        return outputs
+
+    def _may_have_any(self, directory: Source) -> bool:
+        with contextlib.suppress(CancelledError, OSError):
+            return bool(find(directory.scan(stopped=self.stopped), None))
+        return True
 
     def _note_location(self, folder: PurePath) -> None:
+        self.is_incomplete = True
         fetch = self.folders.fetch_command(self._node, folder)
         self.notes.append(f"the checkpoints of {self.chief} are on {self._node}: {fetch}")
 
-    def copy_outputs(self) -> tuple[str, ...]:
+    def _copy_outputs(self) -> tuple[str, ...]:
         """Copy the files that ``checkpoints.outputs`` matches; return their paths."""
         globs, into, stopped = self.plan.checkpoints.outputs, self.paths.outputs, self.stopped
         if not globs:
             return ()
-        found, workdir = Outputs((), ()), self.folders.workdir(self.chief)
+        outputs, workdir = Outputs((), ()), self.folders.workdir(self.chief)
         failure = "checkpoints.outputs were not all copied"
         with self._noting_failure(failure, "outputs", _path_of(workdir)):
-            found = gather_outputs(workdir, globs, into, stopped=stopped)
-            self.notes += describe_damage(into, found.files, stopped=stopped)
-        self.notes += found.notes
-        return found.files
+            outputs = gather_outputs(workdir, globs, into, stopped=stopped)
+            self.notes += describe_damage(into, outputs.files, stopped=stopped)
+        self.notes += outputs.notes
+        return outputs.files
 
-    def copy_tensorboard(self) -> None:
+    def _copy_tensorboard(self) -> None:
         """Copy the TensorBoard files of other machines."""
         with self._noting_failure("TensorBoard files were not all copied", "TensorBoard files"):
             failed = self.folders.fetch_tensorboard(stopped=self.stopped)
             for node, (folder, why) in failed.items():
-                what = f"TensorBoard files of {node} were not all copied: {why}"
-                self._note_missing(what, folder, node=node)
+                note = f"TensorBoard files of {node} were not all copied: {why}"
+                self._note_missing(note, folder, node=node)
 
-    def deliver(self, copied: tuple[str, ...]) -> None:
+    def _deliver(self, copied: tuple[str, ...]) -> None:
         """Copy the results to the folder ``checkpoints.to``; `copied`: the gathered outputs."""
         if (to := self.plan.checkpoints.to) is not None:
             failure = f"not everything was copied to checkpoints.to ({to})"
@@ -108,30 +113,26 @@ class FinalCopies:
 
     @contextlib.contextmanager
     def _noting_failure(
-        self, failure: str, what: str, folder: PurePath | None = None
+        self, failure: str, files: str, folder: PurePath | None = None
     ) -> Iterator[None]:
-        """Show `what` is being copied; if the block fails, note `failure` and the reason."""
-        self.show(what)
+        """Show `files` is being copied; if the block fails, note `failure` and the reason."""
+        self.show(files)
         try:
             yield
         except (CancelledError, SourceChangedError, OSError) as error:
             self._note_missing(f"{failure}: {describe_error(error)}", folder)
 
-    def _note_missing(self, what: str, folder: PurePath | None, *, node: str = "") -> None:
-        """Note `what`, with the command that fetches `folder` from `node` (the chief's if "")."""
+    def _note_missing(self, note: str, folder: PurePath | None, *, node: str = "") -> None:
+        """Note `note`, with the command that fetches `folder` from `node` (the chief's if "")."""
         self.is_incomplete = True
         name = node or self._node
         if folder is not None and self.folders.is_remote(name):
-            what += f"; the files are still on {name}: {self.folders.fetch_command(name, folder)}"
-        self.notes.append(what)
+            note += f"; the files are still on {name}: {self.folders.fetch_command(name, folder)}"
+        self.notes.append(note)
 
     @property
     def _node(self) -> str:
         return self.plan.task(self.chief).node
-
-    @property
-    def _checkpoint_folder(self) -> PurePath:
-        return _path_of(self.folders.checkpoints(self.chief))
 
 
 def _path_of(place: Path | Source) -> PurePath:

@@ -1,4 +1,4 @@
-"""A run in this process: `Session` makes the folder and runs the coordinator, handling signals."""
+"""A run in this process: `RunSession` makes the folder, runs the coordinator, handles signals."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def find_interrupted(plan: Plan, home_dir: Path) -> RunPaths | None:
     return None
 
 
-class Session:
+class RunSession:
     """One run in this process. Its folder exists once the session is made."""
 
     def __init__(self, launch: Launch, opened: RunPaths | None = None) -> None:
@@ -140,7 +140,7 @@ class Session:
             resume = self._launch.resume
             if resume is not None and self.run_writer.state.attempt == 0:
                 seed(resume, self.paths.checkpoints)
-                announce = self._announcing(resume, announce)
+                announce = partial(self._announce_resumed, resume, announce)
             self._require_progress()
             with asyncio.Runner(loop_factory=RunLoop) as runner:
                 outcome = runner.run(self._run(announce, handles_signals))
@@ -211,13 +211,10 @@ class Session:
         with _handling_signals(coordinator) if handles_signals else contextlib.nullcontext():
             return await coordinator.run()
 
-    def _announcing(self, resume: Resume, announce: Announce) -> Announce:
-        def record_and_announce(plan: Plan) -> None:
-            for event in resume.events():
-                self.run_writer.record(event)
-            announce(plan)
-
-        return record_and_announce
+    def _announce_resumed(self, resume: Resume, announce: Announce, plan: Plan) -> None:
+        for event in resume.events():
+            self.run_writer.record(event)
+        announce(plan)
 
     def _note_internal_error(self, fault: Exception) -> Outcome:
         first: BaseException = fault
@@ -241,7 +238,7 @@ class Session:
 def run_to_end(launch: Launch, watcher: Watcher) -> End:
     """Run in this process, whose signals stop the run."""
     with signals_held_back():
-        session = Session(launch, find_interrupted(launch.plan, launch.home_dir))
+        session = RunSession(launch, find_interrupted(launch.plan, launch.home_dir))
         watcher.opened(session.paths, launch.plan)
         return session.run(watcher.announced)
 
@@ -250,13 +247,13 @@ def start_thread(launch: Launch, note: Callable[[RunPaths], None]) -> RunPaths:
     """Run in a new daemon thread of this process; return once the run folder exists.
 
     `note` is called first in that thread, so that no run is unknown if this is interrupted. Raises
-    what `Session` raises.
+    what `RunSession` raises.
     """
     opened: Future[RunPaths] = Future()
 
     def run() -> None:
         try:
-            session = Session(launch)
+            session = RunSession(launch)
             note(session.paths)
         except BaseException as error:
             opened.set_exception(error)

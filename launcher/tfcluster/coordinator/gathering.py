@@ -7,7 +7,7 @@ import contextlib
 import tempfile
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from hashlib import sha512
 from pathlib import Path
@@ -26,9 +26,9 @@ from tfcluster.errors import RunFolderError, SetupError
 from tfcluster.nodes.task_folders import Follower, TaskFolders
 from tfcluster.plans.plan import Plan, TaskId
 from tfcluster.rundir import events as ev
-from tfcluster.rundir.events import Event, Gathering
+from tfcluster.rundir.events import Event
 from tfcluster.rundir.paths import RunPaths
-from tfcluster.wire.file_sending import FilesStalledError
+from tfcluster.wire.file_transfer import FilesStalledError
 
 NOTHING: Final = "nothing"
 """`RunGathering.mark_newest` where nothing was saved."""
@@ -36,9 +36,6 @@ _STOPPED = "gathering was stopped"
 _GATHER_EVERY_S = 2.0
 _TENSORBOARD_EVERY_S = 10.0
 _PUT_BACK_TRIES = 3
-_SHOW_EVERY_S = 1.0
-_REPORT_AFTER, _REPORT_EVERY = 5, 30
-"""Counted in steps of `_SHOW_EVERY_S`: short waits are not reported, long ones rarely."""
 
 
 class RunGathering:
@@ -80,7 +77,8 @@ class RunGathering:
         self._is_cancelled = threading.Event()
         self._salvaging: asyncio.Task[str] | None = None
         self._problem = self._awaited = self._missed = ""
-        """`_missed`: why the last gathering after a chief's end failed."""
+        """`_awaited`: what the run waits for to be copied; `_missed`: why the last gathering after
+        a chief's end failed."""
         self._beats, self._threads = 0, FileThreads(self._moved)
         self._found, self._notes = deque[Event](), deque(map(str, self._store.damaged))
         self.is_incomplete = False
@@ -176,13 +174,13 @@ class RunGathering:
         gatherer = self._gatherer
         set_aside = (gatherer or self._store).set_aside_damaged
         try:
-            found = await self._threads.run(set_aside, "the check of checkpoints")
-            self._notes.extend(map(str, found))
+            damaged = await self._threads.run(set_aside, "the check of checkpoints")
+            self._notes.extend(map(str, damaged))
         except StalledError:
             return False
-        if found:
+        if damaged:
             self._note_problem(await self._gather(may_be_new=True))
-        return bool(found)
+        return bool(damaged)
 
     async def gather_latest(self, *, others_train: bool = False) -> list[Event]:
         """Gather what the chief saved last, which the next attempt starts from.
@@ -196,13 +194,13 @@ class RunGathering:
             return []
         if not others_train:
             self._folders.use_full_speed()
-        self._await("checkpoints")
+        self._awaited = "checkpoints"
         self._missed = await self._gather()
         if self._missed and self._is_chief_lost:
             self._missed = await self._salvage()
         else:
             self._note_problem(self._missed)
-        self._await("")
+        self._awaited = ""
         self._is_settled = not others_train
         return self.take_events()
 
@@ -227,8 +225,8 @@ class RunGathering:
         events = self.take_events()
         if self.newest != before:
             place = self.newest.name if self.newest.step is None else f"step {self.newest.step}"
-            what = f"{self._chief_node} is back and has kept {place}: the attempt starts from there"
-            events.append(ev.Hint(message=what))
+            hint = f"{self._chief_node} is back and has kept {place}: the attempt starts from there"
+            events.append(ev.Hint(message=hint))
         return events
 
     async def gather_left(self, chief: TaskId) -> list[Event]:
@@ -291,8 +289,8 @@ class RunGathering:
 
     def take_events(self) -> list[Event]:
         """Return what was gathered since the last call, and what the user should know of it."""
-        found, notes = self._take_results()
-        return [*found, *(ev.Warned(message=note) for note in notes)]
+        events, notes = self._take_results()
+        return [*events, *(ev.Warned(message=note) for note in notes)]
 
     async def _find_newest_shared(self) -> list[Event]:
         reported = dict(self._reported_saves)
@@ -324,10 +322,10 @@ class RunGathering:
         def gather() -> None:
             try:
                 if is_final:
-                    found = gatherer.gather_last(salvaged, may_be_new=may_be_new)
+                    gathered_now = gatherer.gather_last(salvaged, may_be_new=may_be_new)
                 else:
-                    found = gatherer.gather()
-                self._found.extend(_event(gathered, self._paths) for gathered in found)
+                    gathered_now = gatherer.gather()
+                self._found.extend(_event(gathered, self._paths) for gathered in gathered_now)
             except CancelledError:
                 pass  # `finish` notes it
             finally:
@@ -347,9 +345,9 @@ class RunGathering:
 
     def _take_results(self) -> tuple[list[Event], list[str]]:
         """Return new events and notes, including those of a thread that was no longer awaited."""
-        found = [self._found.popleft() for _ in range(len(self._found))]
+        events = [self._found.popleft() for _ in range(len(self._found))]
         notes = [self._notes.popleft() for _ in range(len(self._notes))]
-        return found, notes
+        return events, notes
 
     def follow_chief(self, chief: TaskId) -> None:
         """Gather the checkpoints of `chief` from now on."""
@@ -452,7 +450,7 @@ class RunGathering:
             return []
         self.is_incomplete, why = True, ""  # stays so if this raises, or a disk does not respond
         if self._gathers:
-            self._await("checkpoints")
+            self._awaited = "checkpoints"
             if not self.lost_node or await self._salvage():
                 why = await self._gather()
             if self._gatherer is not None and self._gatherer.misses_newest():
@@ -467,7 +465,7 @@ class RunGathering:
                 notes += await self._threads.run(copy, "the final copying")
             except StalledError as error:
                 notes.append(describe_error(error))
-        self._await("")
+        self._awaited = ""
         return events + [ev.Warned(message=note, closing=True) for note in notes]
 
     def _copy_the_rest(self, why: str, *, has_notes: bool) -> list[str]:
@@ -481,27 +479,14 @@ class RunGathering:
             self._is_stopped,
             self._await,
         )
-        if why:
-            last.note_missed_checkpoints(why)
-        elif not (self._gathers or self._is_shared) and self._chief is not None:
-            last.note_remote_checkpoints()
-        if has_notes:
-            last.note_incomplete()
-        copied = last.copy_outputs()
-        if self._gathers:
-            last.copy_tensorboard()
-        last.deliver(copied)
-        if self._is_cancelled.is_set():
-            last.note_cancelled()
-        self.is_incomplete = last.is_incomplete
-        return [*last.notes, *self._note_uncopied_files(copied)]
-
-    def _note_uncopied_files(self, copied: Sequence[str]) -> list[str]:
-        """Note new files of the workdir that were not copied, if the run has no checkpoint."""
+        stay = not (self._gathers or self._is_shared) and self._chief is not None
+        copied = last.run(why, gathers=self._gathers, has_notes=has_notes, stay=stay)
+        self.is_incomplete, notes = last.is_incomplete, last.notes
         has_nothing = self._plan.checkpoints.gather and self._store.newest is None
-        if self._before is None or not has_nothing:
-            return []
-        return list(filter(None, [outputs.describe_new_files(self._before, gathered=copied)]))
+        if self._before is not None and has_nothing:
+            new_files = outputs.describe_new_files(self._before, gathered=copied)
+            notes += filter(None, [new_files])
+        return notes
 
     def _is_stopped(self) -> bool:
         """Return whether copying is to stop; called with each chunk of a file."""
@@ -511,24 +496,22 @@ class RunGathering:
     def _moved(self) -> int:
         return self._beats + (self._gatherer.beats if self._gatherer is not None else 0)
 
-    def _await(self, what: str) -> None:
-        """Note that the run waits for `what` to be copied; "" for nothing."""
-        self._awaited = what
+    def _await(self, files: str) -> None:
+        self._awaited = files
 
     def gathering(self) -> dict[str, Any] | None:
         """Return what the run waits for, for views: what, node, bytes, of; or None."""
-        if not (what := self._awaited):
+        if not (files := self._awaited):
             return None
-        facts: dict[str, Any] = {"what": what}
+        facts: dict[str, Any] = {"what": files}
         node = self._plan.task(self._chief or self._plan.chief).node
         if self._folders.is_remote(node):
             facts["node"] = node
-        if what == "checkpoints" and self._gatherer is not None:
+        if files == "checkpoints" and self._gatherer is not None:
             facts["bytes"], facts["of"] = self._gatherer.progress()
         return facts
 
     def list_gathered(self) -> list[dict[str, Any]]:
-        """Return the gathered checkpoints, oldest first, as ``state.json`` lists them."""
         return list_held(self._store, self._paths)
 
 
@@ -544,20 +527,3 @@ def _event(gathered: Gathered, paths: RunPaths) -> ev.CheckpointGathered:
         save=gathered.save,
         kind=str(gathered.kind),
     )
-
-
-async def show(
-    read_progress: Callable[[], Mapping[str, Any] | None],
-    note: Callable[[Mapping[str, Any] | None], None],
-    record: Callable[[Event], None],
-) -> None:
-    """Call `note` with the progress each second, and `record` a long wait; until cancelled."""
-    steps, before = 0, None
-    while True:
-        await asyncio.sleep(_SHOW_EVERY_S)
-        now = read_progress()
-        if now != before:
-            note(now)
-        steps, before = steps + 1 if now else 0, now
-        if now and steps % _REPORT_EVERY == _REPORT_AFTER:
-            record(Gathering(**now))

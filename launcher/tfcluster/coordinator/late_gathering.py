@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from tfcluster import backends
@@ -56,7 +57,7 @@ def gather_left(paths: RunPaths, say: Callable[[str], None]) -> bool:
         with _alone(paths):
             store = Store(paths.checkpoints, keep=plan.checkpoints.keep)
             before = set(store.held)
-            is_complete = _gather(paths, state, plan, store, say)
+            is_complete = _LateGathering(paths, plan, store, say).run(state)
             for gathered in store.held:
                 if gathered not in before:
                     say(f"gathered {gathered.folder.name}, which {paths.run_id} had left")
@@ -71,47 +72,75 @@ def _text_of(error: Exception) -> str:
     return error.message if isinstance(error, TfclusterError) else describe_error(error)
 
 
-@contextmanager
-def _saying(say: Callable[[str], None]) -> Iterator[None]:
-    """Say which tasks may still run, and go on: other places can be asked."""
-    try:
-        yield
-    except TfclusterError as error:
-        say(_text_of(error))
+@dataclass(frozen=True, slots=True)
+class _LateGathering:
+    """The gathering from one run. Methods raise TfclusterError, OSError, CancelledError."""
 
+    paths: RunPaths
+    plan: Plan
+    store: Store
+    say: Callable[[str], None]
 
-def _gather(
-    paths: RunPaths, state: RunSnapshot, plan: Plan, store: Store, say: Callable[[str], None]
-) -> bool:
-    """Gather from where the chief saved; return whether that has left nothing.
+    def run(self, state: RunSnapshot) -> bool:
+        """Gather from where the chief saved; return whether that has left nothing."""
+        paths, plan = self.paths, self.plan
+        members = state.restarts[-1].get("members") if state.restarts else None
+        tasks = [TaskId.parse(name) for name in members or ()] or [task.id for task in plan.tasks]
+        chief = chief_among(plan, tasks)
+        node = plan.node(plan.task(chief).node)
+        if state.status is Status.LOST:
+            try:
+                cleanup.end_everywhere(paths, lambda sentence: None)
+            except TfclusterError as error:  # tasks may still run: other places can be asked
+                self.say(_text_of(error))
+            state = registry.load(paths)
+            if backends.class_of(node).copies_from_lost:
+                _await_copy(paths.run_id)
+        there = RunPaths(Path(NodePaths(CACHE, paths.run_id).folder(node_folder(node.name))))
+        usual_folder = str(there.task_checkpoints(chief))
+        # This machine and the node may share the home.
+        for folder in (paths.task_checkpoints(chief), Path(os.path.expanduser(usual_folder))):
+            if folder.is_dir():
+                return self._gather_from(folder)
+        if node.capabilities.loses_files:
+            with tempfile.TemporaryDirectory(prefix=".left-", dir=paths.root) as copy:
+                fetch = backends.class_of(node).fetch_left
+                source = PurePosixPath(state.missed_in or usual_folder)
+                endpoint = past_runs.endpoint_of(paths.run_id)
+                copying = fetch(node, paths.run_id, source, Path(copy), endpoint=endpoint)
+                cleanup.run_in_loop(copying)
+                return self._gather_from(Path(copy))
+        elif node.capabilities.has_addresses and node.name in state.agents:
+            if state.leases.get(node.name, 0.0) > time.time():
+                raise NodeLostError(f"tasks may still run on {node.name}")
+            return cleanup.run_in_loop(self._gather_from_host(node, chief))
+        return not state.missed
 
-    Raises TfclusterError, OSError, CancelledError.
-    """
-    members = state.restarts[-1].get("members") if state.restarts else None
-    tasks = [TaskId.parse(name) for name in members or ()] or [task.id for task in plan.tasks]
-    chief = chief_among(plan, tasks)
-    node = plan.node(plan.task(chief).node)
-    if state.status is Status.LOST:
-        with _saying(say):
-            cleanup.end_everywhere(paths, lambda sentence: None)
-        state = registry.load(paths)
-        if backends.class_of(node).copies_from_lost:
-            _await_copy(paths.run_id)
-    for folder in (paths.task_checkpoints(chief), _in_shared_home(paths, node, chief)):
-        if folder.is_dir():
-            return _gather_from(folder, paths, store, say)
-    if node.capabilities.loses_files:
-        with tempfile.TemporaryDirectory(prefix=".left-", dir=paths.root) as copy:
-            fetch = backends.class_of(node).fetch_left
-            there = PurePosixPath(state.missed_in or _usual_folder(paths, node, chief))
-            endpoint = past_runs.endpoint_of(paths.run_id)
-            copying = fetch(node, paths.run_id, there, Path(copy), endpoint=endpoint)
-            cleanup.run_in_loop(copying)
-            return _gather_from(Path(copy), paths, store, say)
-    elif node.capabilities.has_addresses and node.name in state.agents:
-        gathering = _gather_from_host(node, chief, paths, state, plan, store, say)
-        return cleanup.run_in_loop(gathering)
-    return not state.missed
+    def _gather_from(self, place: Path | Source) -> bool:
+        """Gather from a folder, and say what that lacks; return whether the newest has arrived."""
+        gatherer = Gatherer(place, self.store, saves=self.paths.saves)
+        gatherer.gather_last()
+        for note in gatherer.take_notes():
+            self.say(note)
+        return not gatherer.misses_newest()
+
+    async def _gather_from_host(self, node: NodePlan, chief: TaskId) -> bool:
+        """Gather from the chief's host, whose old agent has ended. Its files stay there."""
+        hub = Hub(self.paths, self.plan.supervision.lease_s, self.say, plan=self.plan)
+        await hub.open([node])
+        try:
+            async with asyncio.TaskGroup() as background:
+                try:
+                    hub.listen(background)
+                    await hub.connect(node)
+                    folder = PurePosixPath(hub.site(node.name).paths.task_checkpoints(chief))
+                    loop = asyncio.get_running_loop()
+                    source = RemoteSource(folder, lambda: hub.files(node.name), loop, lambda: None)
+                    return await asyncio.to_thread(self._gather_from, source)
+                finally:
+                    await hub.close(keeps_folders=True)
+        except* (TfclusterError, OSError) as errors:
+            raise errors.exceptions[0] from errors
 
 
 def _await_copy(run_id: str) -> None:
@@ -119,60 +148,6 @@ def _await_copy(run_id: str) -> None:
     until = time.monotonic() + _COPY_S
     while past_runs.find_leftovers_of(run_id).leftovers and time.monotonic() < until:
         time.sleep(_POLL_S)
-
-
-def _in_shared_home(paths: RunPaths, node: NodePlan, chief: TaskId) -> Path:
-    """Return the chief's folder on its node as this machine sees it, if both share the home."""
-    return Path(os.path.expanduser(_usual_folder(paths, node, chief)))
-
-
-def _usual_folder(paths: RunPaths, node: NodePlan, chief: TaskId) -> str:
-    """Return the chief's folder on its node, below ``~``."""
-    there = NodePaths(CACHE, paths.run_id).folder(node_folder(node.name))
-    return str(RunPaths(Path(there)).task_checkpoints(chief))
-
-
-def _gather_from(
-    place: Path | Source, paths: RunPaths, store: Store, say: Callable[[str], None]
-) -> bool:
-    """Gather from a folder, and say what that lacks; return whether the newest has arrived."""
-    gatherer = Gatherer(place, store, saves=paths.saves)
-    gatherer.gather_last()
-    for note in gatherer.take_notes():
-        say(note)
-    return not gatherer.misses_newest()
-
-
-async def _gather_from_host(
-    node: NodePlan,
-    chief: TaskId,
-    paths: RunPaths,
-    state: RunSnapshot,
-    plan: Plan,
-    store: Store,
-    say: Callable[[str], None],
-) -> bool:
-    """Gather from the chief's host as `_gather_from` does, once its old agent has ended.
-
-    Its files stay there.
-    """
-    if state.leases.get(node.name, 0.0) > time.time():
-        raise NodeLostError(f"tasks may still run on {node.name}")
-    hub = Hub(paths, plan.supervision.lease_s, say, plan=plan)
-    await hub.open([node])
-    try:
-        async with asyncio.TaskGroup() as background:
-            try:
-                hub.listen(background)
-                await hub.connect(node)
-                folder = PurePosixPath(hub.site(node.name).paths.task_checkpoints(chief))
-                loop = asyncio.get_running_loop()
-                source = RemoteSource(folder, lambda: hub.files(node.name), loop, lambda: None)
-                return await asyncio.to_thread(_gather_from, source, paths, store, say)
-            finally:
-                await hub.close(keeps_folders=True)
-    except* (TfclusterError, OSError) as errors:
-        raise errors.exceptions[0] from errors
 
 
 @contextmanager

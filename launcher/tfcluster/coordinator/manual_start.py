@@ -15,7 +15,6 @@ from tfcluster.plans.plan import EnvVar, Plan, TaskId
 from tfcluster.plans.tf_config import SOURCE, Attempt, environment, fixed
 from tfcluster.rundir import registry
 from tfcluster.rundir.paths import RunPaths, home
-from tfcluster.rundir.snapshot import RunSnapshot
 from tfcluster.spec import UNCHANGED, PlanOptions
 
 
@@ -81,7 +80,8 @@ def _build_from_run(paths: RunPaths, name: str) -> ManualStart:
     task = placement.find_task((other.id for other in plan.by_hand), name)
     state = registry.load(paths)
     whole = replace(plan, tasks=(*plan.tasks, *plan.elsewhere), elsewhere=())
-    ports = _ports(state)
+    addresses = {other.task: other.address for other in state.tasks} | state.by_hand
+    ports = {TaskId.parse(n): int(at.rpartition(":")[2]) for n, at in addresses.items()}
     if any(ports[other.id] == 0 for other in whole.listening):
         message = f"{paths.run_id} has not chosen its ports yet"
         raise UsageError(message, fix="try again when its tasks have started")
@@ -98,11 +98,6 @@ def _build_from_run(paths: RunPaths, name: str) -> ManualStart:
     return _merge(_with_own_secrets(whole, task), task, attempt_env, _bundle(whole, task))
 
 
-def _ports(state: RunSnapshot) -> dict[TaskId, int]:
-    addresses = {task.task: task.address for task in state.tasks} | state.by_hand
-    return {TaskId.parse(n): int(at.rpartition(":")[2]) for n, at in addresses.items()}
-
-
 def _with_own_secrets(plan: Plan, task: TaskId) -> Plan:
     """Fill in the secrets from this shell: a plan on disk holds none."""
     planned = plan.task(task)
@@ -117,17 +112,15 @@ def _with_own_secrets(plan: Plan, task: TaskId) -> Plan:
 def _bundle(plan: Plan, task: TaskId) -> str:
     """Return the folder of the bundle, from the path of boot in it; empty for a task without."""
     planned = plan.task(task)
-    if not plan.is_hooked(planned):
-        return ""
-    return str(Path(planned.command.argv[1]).parents[2])
+    return str(Path(planned.command.argv[1]).parents[2]) if plan.is_hooked(planned) else ""
 
 
 def _merge(plan: Plan, task: TaskId, attempt_env: Iterable[EnvVar], bundle: str) -> ManualStart:
     planned = plan.task(task)
-    found = {var.name: var for var in (*planned.command.env, *attempt_env)}
+    variables = {var.name: var for var in (*planned.command.env, *attempt_env)}
     if plan.is_hooked(planned):
-        from_spec = found.get("PYTHONPATH")
+        from_spec = variables.get("PYTHONPATH")
         base = from_spec.value if from_spec else os.environ.get("PYTHONPATH")
         path = python_path(base, bundle)
-        found["PYTHONPATH"] = EnvVar("PYTHONPATH", path, SOURCE, origin="tfcluster")
-    return ManualStart(plan, task, tuple(found[name] for name in sorted(found)))
+        variables["PYTHONPATH"] = EnvVar("PYTHONPATH", path, SOURCE, origin="tfcluster")
+    return ManualStart(plan, task, tuple(variables[name] for name in sorted(variables)))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tfcluster.agent.error_text import describe_error
-from tfcluster.checkpoints.completeness import Kind, Newest
+from tfcluster.checkpoints.completeness import CheckpointKind, Newest
 from tfcluster.checkpoints.copying import PARTIAL
 from tfcluster.checkpoints.store import Damaged, Gathered, newest_of, newest_of_each, read
 from tfcluster.errors import RunFolderError, UsageError
@@ -68,12 +68,12 @@ def find(text: str, say: Callable[[str], None] = lambda sentence: None) -> Resum
                 f"resume: {source.run_id} has gathered no checkpoint of step or save {number}",
                 fix="; ".join([f"it has {_list_available(held)}", *map(str, damaged)]),
             ) from None
-        found = [Damaged(one.folder, why) for one in state if (why := one.find_damage())]
-        if not found:
+        fresh = [Damaged(g.folder, why) for g in state if (why := g.find_damage())]
+        if not fresh:
             return Resume(source, newest_of(state), state, damaged)
-        damaged += tuple(one for one in found if one.folder.exists())  # else just replaced
-        folders = {one.folder for one in found}
-        held = tuple(one for one in held if one.folder not in folders)
+        damaged += tuple(copy for copy in fresh if copy.folder.exists())  # else just replaced
+        folders = {copy.folder for copy in fresh}
+        held = tuple(gathered for gathered in held if gathered.folder not in folders)
 
 
 def seed(resume: Resume, store: Path) -> None:
@@ -108,7 +108,7 @@ def _link_or_copy(source: str, target: str) -> None:
 
 
 def _list_available(held: Sequence[Gathered]) -> str:
-    results = [gathered for gathered in held if gathered.kind != Kind.BACKUP]
+    results = [gathered for gathered in held if gathered.kind != CheckpointKind.BACKUP]
     listed = _list("step", {r.step for r in results}) + _list("save", {r.save for r in results})
     return " and ".join(listed) or "none whose step is known: leave out @STEP"
 

@@ -129,8 +129,8 @@ class Startup:
             return None
 
         results = await asyncio.gather(*map(connect, nodes))
-        found = zip((node.name for node in nodes), results, strict=True)
-        return {node: error for node, error in found if error is not None}
+        errors = zip((node.name for node in nodes), results, strict=True)
+        return {node: error for node, error in errors if error is not None}
 
     async def connect(self, node: NodePlan) -> None:
         """Connect to a node's agent and listen to it. Raises SetupError."""
@@ -224,10 +224,10 @@ class Startup:
             several = orders.shared_nodes(self.plan)
             if not (shared := [name for name in remote if name in several]):
                 return ()
-            found, warnings = await probes.probe_shared_nodes(
+            probe_answers, warnings = await probes.probe_shared_nodes(
                 self.plan, self.paths, answers, shared
             )
-            for answer in found:
+            for answer in probe_answers:
                 self._probed[answer.node] = answer
                 self._assigned.update(orders.assign_resources(self.plan, answer))
             return warnings

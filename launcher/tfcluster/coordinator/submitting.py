@@ -50,24 +50,28 @@ def submit(launch: Launch) -> RunPaths:
     """
     assert launch.runtime is not None
     backend = launch.plan.nodes[0].backend
-    its = jobs.of_backend(backend)
-    assert its is not None
+    scheduler = jobs.of_backend(backend)
+    assert scheduler is not None
     paths, state = make_folder(launch)
     writer = RunWriter(state, paths)
     try:
         submission = _fill_folder(launch, launch.runtime, paths)
         if launch.options.runs_preflight:
-            _require_place(backend, its.check(submission, thorough=False))
-        for warning in its.warnings(submission):
+            outlook = scheduler.check(submission, thorough=False)
+            if outlook.obstacles:
+                from tfcluster.preflight.rules import PreflightReport  # slow to import
+
+                PreflightReport.of_job(backend, outlook).require()
+        for warning in scheduler.warnings(submission):
             writer.record(Warned(message=warning))
-        for hint in its.hints(submission):
+        for hint in scheduler.hints(submission):
             writer.record(Hint(message=hint))
         for event in launch.resume.events() if launch.resume is not None else ():
             writer.record(event)
-        cluster = its.cluster(launch.runtime, patience_s=job_watch.PATIENCE_S)
+        cluster = scheduler.cluster(launch.runtime, patience_s=job_watch.PATIENCE_S)
         past_runs.note(paths.run_id, backend, cluster)
         writer.save()  # the job may start at once: what is written after that is `record_job`
-        job = its.submit(submission)
+        job = scheduler.submit(submission)
     except (TfclusterError, SilentError) as error:
         writer.close()
         registry.delete(paths)
@@ -79,14 +83,6 @@ def submit(launch: Launch) -> RunPaths:
     record_job(paths, JobSubmitted(backend=backend, id=job, cluster=cluster))
     job_watch.submitted(registry.load_recorded(paths))
     return paths
-
-
-def _require_place(backend: str, outlook: jobs.Outlook) -> None:
-    """Raise PreflightError for what would keep the scheduler from starting the job."""
-    if outlook.obstacles:
-        from tfcluster.preflight.rules import PreflightReport  # slow to import, rarely needed
-
-        PreflightReport.of_job(backend, outlook).require()
 
 
 def _fill_folder(launch: Launch, runtime: Runtime, paths: RunPaths) -> jobs.Submission:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -40,38 +41,33 @@ class TaskStacks:
         running = {member.name: member for member in self._gang.running()}
         chosen = [name for name in names or running if name in running]
         if not chosen:
-            what = f"{names[0]} does not run" if names else "no task runs"
-            raise UsageError(what, fix="`tfcluster status` shows the tasks")
+            problem = f"{names[0]} does not run" if names else "no task runs"
+            raise UsageError(problem, fix="`tfcluster status` shows the tasks")
         asked = [name for name in chosen if running[name].is_hooked]
         self._asking += 1
         try:
             for node in dict.fromkeys(running[name].node for name in asked):
                 self._order(node, [name for name in asked if running[name].node == node])
-            await self._wait_for(asked)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(STACKS_WAIT_S):
+                    while not self._answers.keys() >= set(asked):
+                        self._has_changed.clear()
+                        await self._has_changed.wait()
             return self._describe(chosen, asked)
         finally:
             self._asking -= 1
             if not self._asking:
                 self._answers.clear()
 
-    async def _wait_for(self, asked: Sequence[str]) -> None:
-        try:
-            async with asyncio.timeout(STACKS_WAIT_S):
-                while not self._answers.keys() >= set(asked):
-                    self._has_changed.clear()
-                    await self._has_changed.wait()
-        except TimeoutError:
-            return
-
     def _describe(self, chosen: Sequence[str], asked: Sequence[str]) -> dict[str, Any]:
-        positions = dict[str, Position]()
+        positions, threads = dict[str, Position](), dict[str, Sequence[msg.Thread]]()
         for name in chosen:
             answer = self._answers.get(name)
-            why = answer.silence if answer is not None else ""
+            silence_reason = answer.silence if answer is not None else ""
             if name not in asked:
-                why = "it runs without hooks"
-            threads = answer.threads if answer is not None else ()
-            positions[name] = stalls.position_of(threads, silence=why)
+                silence_reason = "it runs without hooks"
+            threads[name] = answer.threads if answer is not None else ()
+            positions[name] = stalls.position_of(threads[name], silence=silence_reason)
         stall = silence.explain(self._gang, positions)
         is_waiting = any(at.activity is not Activity.UNKNOWN for at in positions.values())
         return {
@@ -82,11 +78,9 @@ class TaskStacks:
                     "attempt": self._gang[name].attempt,
                     "where": stall.tasks[name],
                     "threads": [
-                        [vars(frame) for frame in thread.frames]
-                        for thread in (answer.threads if answer is not None else ())
+                        [vars(frame) for frame in thread.frames] for thread in threads[name]
                     ],
                 }
                 for name in chosen
-                for answer in [self._answers.get(name)]
             ],
         }

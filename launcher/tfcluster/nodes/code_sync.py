@@ -106,16 +106,16 @@ def snapshot(
     code = listed.tracked.union(
         name for name in listed.untracked - credentials if not name.startswith(runs)
     )
-    found = {name for name in code if not (secret and (workdir / name).resolve() in secret)}
+    names = {name for name in code if not (secret and (workdir / name).resolve() in secret)}
     unreadable = set(listed.unreadable)
     included = {name for glob in include for name in _match(workdir, glob, unreadable)}
     asked = {above for name in included for above in (name, *map(str, Path(name).parents))}
-    outside = {name for name in found - asked if _leads_out(workdir, name)}
+    outside = {name for name in names - asked if _leads_out(workdir, name)}
     folders = {name for name in outside if (workdir / name).is_dir()}
     _require_inside(workdir, sorted(outside - folders))
-    found = {path for name in found | included for path in _with_links(workdir, name)}
+    names = {path for name in names | included for path in _with_links(workdir, name)}
     files = list[Sent]()
-    for name in sorted(found):
+    for name in sorted(names):
         try:
             if (sent := _sent(workdir, name)) is not None:
                 files.append(sent)
@@ -160,13 +160,13 @@ def _is_credential(workdir: Path, name: str) -> bool:
 def _list_without_git(workdir: Path) -> GitListing:
     """Return all files outside of `_NO_CODE`; raises SetupError."""
     unreadable = set[str]()
-    found = frozenset(_walk(workdir, workdir, _NO_CODE, unreadable))
+    files = frozenset(_walk(workdir, workdir, _NO_CODE, unreadable))
     if "." in unreadable:
         raise SetupError(
             f"the working directory {workdir} cannot be read",
             fix="make it readable, or set job.workdir to another folder",
         )
-    return GitListing(frozenset(), found, frozenset(unreadable))
+    return GitListing(frozenset(), files, frozenset(unreadable))
 
 
 def _walk(top: Path, workdir: Path, skipped: frozenset[str], unreadable: set[str]) -> Iterator[str]:
@@ -246,16 +246,16 @@ def _sent(workdir: Path, name: str) -> Sent | None:
     try:
         if os.path.islink(path) and (target := _link_inside(workdir, path)) is not None:
             return Sent(name, path, link=target)
-        found = path.stat()
+        status = path.stat()
     except PermissionError:
         raise
     except OSError:
         return None  # deleted, but still in git's index
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         return None
     if not os.access(path, os.R_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
-    return Sent(name, path, stat.S_IMODE(found.st_mode) & 0o755)
+    return Sent(name, path, stat.S_IMODE(status.st_mode) & 0o755)
 
 
 def _link_inside(workdir: Path, path: Path) -> str | None:

@@ -29,8 +29,7 @@ from tfcluster.nodes.reports import STEPS, step_of
 from tfcluster.plans.plan import NodePlan, Plan
 from tfcluster.rundir import chaos
 from tfcluster.rundir.paths import RunPaths, runtime_dir
-from tfcluster.wire.file_sending import RemoteFilesError
-from tfcluster.wire.file_transfer import RemoteFiles
+from tfcluster.wire.file_transfer import RemoteFiles, RemoteFilesError
 from tfcluster.wire.link import SILENCE_S, AgentLink
 from tfcluster.wire.messages import Log, Unknown
 
@@ -78,7 +77,7 @@ class NodeBorder:
                     )
             case msg.PortTaken(task=task):
                 self._check_tasks(report, [task], self._with_ports)
-            case msg.Usage(tasks=used):
+            case msg.NodeUsage(tasks=used):
                 self._check_tasks(report, [one.task for one in used], self._tasks - STEPS)
             case msg.TaskMessage(task=task, attempt=attempt):
                 self._check_attempt(report, task, attempt)
@@ -209,7 +208,7 @@ class Hub:
             nodes = self._open_nodes([node for node in planned if node.backend == backend], run)
             self._nodes[backend] = await self._open.enter_async_context(nodes)
         hosts = (nodes.hosts for nodes in self._nodes.values())
-        return {node: host for found in hosts for node, host in found.items()}
+        return {node: host for of_backend in hosts for node, host in of_backend.items()}
 
     @property
     def allocation(self) -> str:
@@ -228,16 +227,22 @@ class Hub:
             token=secrets.token_hex(16),
             is_fenced=self.fenced_until(node.name) <= asyncio.get_running_loop().time(),
         )
-        self._note(node, link)
+        name = node.name
+        self._links[name], self._capabilities[name] = link, node.capabilities
+        self._ended.discard(name)
+        if node.warm is not None:
+            self._warm.add(name)
+        self._sites[name] = site_of(name, self._paths, link.welcome)
+        self._code[name] = self._sites[name].folder(node.workdir)
         clock = asyncio.get_running_loop().time
         plan = self._plan
         tasks, by_hand = ((), ()) if plan is None else (plan.tasks, plan.by_hand)
         here, others = (
-            [str(task.id) for task in some if task.node == node.name] for some in (tasks, by_hand)
+            [str(task.id) for task in some if task.node == name] for some in (tasks, by_hand)
         )
-        border = self._borders.setdefault(node.name, NodeBorder(here, clock, others))
-        self._on_message(node.name, link.welcome)
-        self._background.create_task(self._listen(node.name, link, border))
+        border = self._borders.setdefault(name, NodeBorder(here, clock, others))
+        self._on_message(name, link.welcome)
+        self._background.create_task(self._listen(name, link, border))
 
     async def _listen(self, node: str, link: AgentLink, border: NodeBorder) -> None:
         """Pass on each accepted message but logs, until the link ends."""
@@ -253,15 +258,6 @@ class Hub:
                 self.put(partial(self._on_message, node, message))
         if self._links.get(node) is link:
             self.put(lambda: self._on_closed(node, link.loss))
-
-    def _note(self, node: NodePlan, link: AgentLink) -> None:
-        name = node.name
-        self._links[name], self._capabilities[name] = link, node.capabilities
-        self._ended.discard(name)
-        if node.warm is not None:
-            self._warm.add(name)
-        self._sites[name] = site_of(name, self._paths, link.welcome)
-        self._code[name] = self._sites[name].folder(node.workdir)
 
     def files(self, node: str) -> RemoteFiles:
         """Return the files of a remote node; raises RemoteFilesError for a lost one."""
@@ -364,8 +360,8 @@ class Hub:
 
     def answer(self, node: str, *kinds: type[R], step: str | None = None) -> R | None:
         """Return a kept message of one of `kinds` from `node` about this `step`, or None."""
-        found = (self._replies.get((node, step, kind)) for kind in kinds)
-        return next((message for message in found if isinstance(message, kinds)), None)
+        kept = (self._replies.get((node, step, kind)) for kind in kinds)
+        return next((message for message in kept if isinstance(message, kinds)), None)
 
     async def turn(self, wait_s: float | None) -> None:
         """Wait for an input for at most `wait_s` seconds, then make all queued calls."""
@@ -392,8 +388,8 @@ class Hub:
         confirmed = {node for node, link in self._links.items() if link.heard_goodbye}
         self.unconfirmed = tuple(
             node
-            for node, its in sorted(self._capabilities.items())
-            if its.outlives_coordinator and node not in confirmed
+            for node, capabilities in sorted(self._capabilities.items())
+            if capabilities.outlives_coordinator and node not in confirmed
         )
         for nodes in self._nodes.values():
             nodes.keeps_folders = keeps_folders

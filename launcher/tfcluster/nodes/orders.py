@@ -24,19 +24,18 @@ from tfcluster.errors import (
 from tfcluster.nodes.hub import Hub
 from tfcluster.nodes.probe_answers import ProbeAnswer
 from tfcluster.nodes.remote_folders import Site
-from tfcluster.nodes.reports import LINKS, PREFLIGHT, PREPARE
+from tfcluster.nodes.reports import PREFLIGHT, PREPARE
 from tfcluster.plans import preloading, remote_paths
 from tfcluster.plans.plan import (
     Command,
     EnvVar,
     Gpu,
-    Interpreter,
     NodePlan,
     Plan,
     TaskId,
     TaskPlan,
 )
-from tfcluster.plans.preloading import Preload, preload_on
+from tfcluster.plans.preloading import PreloadPlan, preload_on
 from tfcluster.plans.resources import (
     EVEN_SHARE,
     Cores,
@@ -53,7 +52,6 @@ from tfcluster.rundir import chaos
 from tfcluster.rundir.chaos import Fault
 from tfcluster.rundir.task_logs import last_line
 
-_EMPTY_COMMAND = Command((), (), "/")
 ANSWER_S: Final = 60.0
 """Time after which an agent that has not answered an order counts as broken."""
 SHOWN_AFTER_S: Final = 3.0
@@ -74,7 +72,7 @@ def assign_resources(plan: Plan, answer: ProbeAnswer) -> Mapping[TaskId, Assigne
     Empty for a node with one task. Variables that the node's own environment sets are kept; of its
     CUDA_VISIBLE_DEVICES, as a scheduler sets it, each task gets a part.
     """
-    found, set_by_node = _divide(plan, answer), _set_by_node(plan, answer)
+    by_task, set_by_node = _divide(plan, answer), _set_by_node(plan, answer)
     if _scheduled_gpus(plan, answer):
         set_by_node -= {"CUDA_VISIBLE_DEVICES"}
     peers = sum(task.serves and task.id.job == "worker" for task in plan.tasks)
@@ -82,14 +80,14 @@ def assign_resources(plan: Plan, answer: ProbeAnswer) -> Mapping[TaskId, Assigne
         name: AssignedResources(
             _resource_env(plan.task(name), share, set_by_node, peers), share.cores
         )
-        for name, share in found.items()
+        for name, share in by_task.items()
     }
 
 
 def explain_shared_gpus(plan: Plan, answer: ProbeAnswer) -> str:
     """Return why tasks of a probed node see the same GPUs although the spec names none; ""."""
-    found = _divide(plan, answer) if plan.resources.gpus is None else {}
-    even = {task: share for task, share in found.items() if plan.task(task).gpus is None}
+    by_task = _divide(plan, answer) if plan.resources.gpus is None else {}
+    even = {task: share for task, share in by_task.items() if plan.task(task).gpus is None}
     if answer.gpu_trouble and any(share.gpus is None for share in even.values()):
         return f"{join_first(even)} all see every GPU: the GPUs of this node are not known"
     return explain_sharing(even)
@@ -116,10 +114,10 @@ def _divide(plan: Plan, answer: ProbeAnswer) -> Mapping[TaskId, Share]:
 
 def shared_nodes(plan: Plan) -> dict[str, dict[TaskId, TaskPlan]]:
     """Return node → its tasks, for each node with several."""
-    found: dict[str, dict[TaskId, TaskPlan]] = {}
+    tasks_by_node: dict[str, dict[TaskId, TaskPlan]] = {}
     for task in plan.tasks:
-        found.setdefault(task.node, {})[task.id] = task
-    return {node: tasks for node, tasks in found.items() if len(tasks) > 1}
+        tasks_by_node.setdefault(task.node, {})[task.id] = task
+    return {node: tasks for node, tasks in tasks_by_node.items() if len(tasks) > 1}
 
 
 def _set_by_node(plan: Plan, answer: ProbeAnswer) -> set[str]:
@@ -258,10 +256,10 @@ def start(
     return msg.Start(attempt=attempt.number, tasks=tasks, cluster=dict(cluster))
 
 
-def preload(found: Preload, node: NodePlan, site: Site) -> msg.Preload:
+def preload(imports: PreloadPlan, node: NodePlan, site: Site) -> msg.Preload:
     """Have the node's agent start the process that imports for its tasks."""
     warm = node.warm.key if node.warm is not None else None
-    return preloading.order(site.command(found.command), site.run_id, warm=warm)
+    return preloading.order(site.command(imports.command), site.run_id, warm=warm)
 
 
 def start_prepare(command: Command, site: Site) -> msg.Start:
@@ -272,18 +270,6 @@ def start_prepare(command: Command, site: Site) -> msg.Start:
     return msg.Start(attempt=0, tasks=[order])
 
 
-def start_probe(plan: Plan, site: Site, order: Mapping[str, Any], digest: str) -> msg.Start:
-    """Run `agent.node.probe` on a node, with its tasks' Python and variables, as attempt 0.
-
-    `digest`: that of the bundle, which holds the module on a remote node.
-    """
-    task = next(task for task in plan.tasks if task.node == site.node)
-    interpreter = plan.node(site.node).interpreter
-    workers = None if site.is_remote else str(bundle.workers_folder().parent)
-    order = {**order, "workers": workers}
-    return _start_probe(PREFLIGHT, interpreter, site, order, digest, task.command)
-
-
 def boot_path(site: Site, digest: str) -> str:
     """Return the path of `tfcluster_workers.boot` in commands of a node; `digest`: its bundle's."""
     folder = bundle.workers_folder()
@@ -292,22 +278,19 @@ def boot_path(site: Site, digest: str) -> str:
     return str(folder / "boot.py")
 
 
-def start_dial(
-    interpreter: Interpreter | None, site: Site, order: Mapping[str, Any], digest: str
+def start_probe(
+    step: str, plan: Plan, site: Site, order: Mapping[str, Any], digest: str
 ) -> msg.Start:
-    """Run `agent.node.probe` on a node, as attempt 0, only to dial the tasks of the others."""
-    return _start_probe(LINKS, interpreter, site, order, digest)
+    """Run `agent.node.probe` on a node, with its tasks' Python, as attempt 0.
 
-
-def _start_probe(
-    step: str,
-    interpreter: Interpreter | None,
-    site: Site,
-    order: Mapping[str, Any],
-    digest: str,
-    like: Command = _EMPTY_COMMAND,
-) -> msg.Start:
-    """Run the probe with `order` as its argument and the variables of `like`."""
+    `step`: `PREFLIGHT`, with the tasks' variables, or `LINKS`, which only dials the tasks of other
+    nodes. `digest`: that of the bundle, which holds the module on a remote node.
+    """
+    interpreter, like = plan.node(site.node).interpreter, Command((), (), "/")
+    if step == PREFLIGHT:
+        like = next(task.command for task in plan.tasks if task.node == site.node)
+        workers = None if site.is_remote else str(bundle.workers_folder().parent)
+        order = {**order, "workers": workers}
     python = interpreter.path if interpreter is not None else "python3"
     script = str(probe.__file__)
     if site.is_remote:
@@ -341,16 +324,12 @@ def _task_order(name: str, command: Command, log: Path, extra: Iterable[EnvVar])
     return msg.TaskOrder(
         task=name,
         argv=command.argv,
-        env=_env(command, extra),
+        env={var.name: var.value for var in (*command.env, *extra)},
         unset=command.unset,
         cwd=command.cwd,
         log=str(log),
         secrets=[v.name for v in command.env if v.secret and len(v.value) >= MIN_LENGTH],
     )
-
-
-def _env(command: Command, extra: Iterable[EnvVar]) -> dict[str, str]:
-    return {var.name: var.value for var in (*command.env, *extra)}
 
 
 class Until(Protocol):

@@ -90,7 +90,7 @@ def order_for(
 def folders_of(plan: Plan, node: str) -> list[str]:
     """Return the folders outside the run's own that the node's tasks will write to."""
     shared = plan.checkpoints.dir
-    found = [shared] if shared and "://" not in shared else []
+    folders = [shared] if shared and "://" not in shared else []
     data = [
         var.value
         for task in plan.tasks
@@ -98,7 +98,7 @@ def folders_of(plan: Plan, node: str) -> list[str]:
         for var in task.command.env
         if var.name == "TFDS_DATA_DIR" and "://" not in var.value and var.origin != "tfcluster"
     ]
-    return list(dict.fromkeys(found + data))
+    return list(dict.fromkeys(folders + data))
 
 
 def _script(plan: Plan, site: Site) -> str | None:
@@ -136,16 +136,16 @@ def read(line: str, *, now: float, ports: Sequence[int] = (), peers: int = 0) ->
         raise ValueError(f"not a probe's answer: {error}") from error
 
 
-def _imported(found: Mapping[str, Any] | None) -> dict[str, Any] | None:
+def _imported(result: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """Check the value that `machine.import_tensorflow` returned."""
-    if found is None:
+    if result is None:
         return None
-    if "error" in found:
-        return {"error": str(found["error"])}
+    if "error" in result:
+        return {"error": str(result["error"])}
     return {
-        "version": str(found["version"]),
-        "seconds": float(found["seconds"]),
-        "devices": [str(device) for device in found["devices"]],
-        "no_gpu": str(found.get("no_gpu", "")),
-        "no_gpu_cause": str(found.get("no_gpu_cause", "")),
+        "version": str(result["version"]),
+        "seconds": float(result["seconds"]),
+        "devices": [str(device) for device in result["devices"]],
+        "no_gpu": str(result.get("no_gpu", "")),
+        "no_gpu_cause": str(result.get("no_gpu_cause", "")),
     }

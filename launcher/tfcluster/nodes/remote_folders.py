@@ -86,17 +86,16 @@ class RemoteLogs:
             before = self._taken.get(f"{node} {name}", 0)
             data = data[max(0, before - offset) :]
             self._taken[f"{node} {name}"] = max(before, offset + len(log.data))
+        task, _, attempt = name.rpartition("/")
         with contextlib.suppress(OSError, ValueError):
-            path = self._find_path(node, name)
+            path = (
+                self.paths.step_log(task, node)
+                if task in STEPS
+                else self.paths.task_log(TaskId.parse(task), int(attempt))
+            )
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("ab") as file:
                 if path not in self._times:
                     self._times[path] = TimeIndex(str(path))
                 self._times[path].note(file.tell())
                 file.write(data)
-
-    def _find_path(self, node: str, stream: str) -> Path:
-        task, _, attempt = stream.rpartition("/")
-        if task in STEPS:
-            return self.paths.step_log(task, node)
-        return self.paths.task_log(TaskId.parse(task), int(attempt))

@@ -60,15 +60,15 @@ def to_event(node: str, message: msg.Report) -> Event | None:
             return ev.NodeUnreachable(node=node, lease_s=lease_s, why=why)
         case LinkBack(pid=pid, guard_pid=guard_pid):
             return ev.NodeReconnected(node=node, pid=pid, guard_pid=guard_pid)
-        case msg.Usage(tasks=tasks):
+        case msg.NodeUsage(tasks=tasks):
             return ev.Usage(node=node, tasks={used.task: _numbers_of(used) for used in tasks})
         case msg.PreloadFailed(error=error):
-            what = f"{node}: preloading failed, each task imports by itself"
-            return ev.Hint(message=f"{what}: {error}")
+            subject = f"{node}: preloading failed, each task imports by itself"
+            return ev.Hint(message=f"{subject}: {error}")
         case msg.Unkillable(task=task, pids=numbers):  # it ends only when the kernel releases it
-            what, pids = task or "a process of an earlier attempt", ", ".join(map(str, numbers))
+            subject, pids = task or "a process of an earlier attempt", ", ".join(map(str, numbers))
             sleep = "in uninterruptible sleep (a dead file server, a device driver)"
-            return ev.Warned(message=f"{what} (pid {pids}) was killed but still lives, {sleep}")
+            return ev.Warned(message=f"{subject} (pid {pids}) was killed but still lives, {sleep}")
         case msg.ReportsDropped(task=task, count=count):
             return ev.Warned(message=_describe_dropped(task, count))
     return None

@@ -36,11 +36,11 @@ async def _find_on_node(hub: Hub, node: NodePlan, mark: Mark) -> None:
     named = remote_paths.chosen_folder(node.workdir)
     folders = [mark.folder, named] if named else [mark.folder]
     with contextlib.suppress(OSError):  # a lost node is reported by its link
-        found = await hub.files(node.name).find_shared_folder(
+        shared = await hub.files(node.name).find_shared_folder(
             folders, name=mark.name, text=mark.text, inode=mark.inode
         )
-        if found is not None:
-            hub.share_code(node, found)
+        if shared is not None:
+            hub.share_code(node, shared)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,15 +20,14 @@ from tfcluster.agent import budgets
 from tfcluster.agent.catalogue import FileEntry
 from tfcluster.agent.error_text import describe_error
 from tfcluster.agent.files import blobs, incoming
-from tfcluster.checkpoints.completeness import Entry, Kind
+from tfcluster.checkpoints.completeness import CheckpointKind, Entry
 from tfcluster.checkpoints.copying import NOT_AS_GATHERED, Source, SourceChangedError, Stopped, scan
 from tfcluster.checkpoints.store import Gathered, name_checkpoints, newest_of
 from tfcluster.nodes.hub import Hub
 from tfcluster.nodes.remote_folders import Site
 from tfcluster.plans.plan import Plan, TaskId
 from tfcluster.rundir.paths import RunPaths
-from tfcluster.wire.file_sending import FilesStalledError, RemoteFilesError
-from tfcluster.wire.file_transfer import RemoteFiles
+from tfcluster.wire.file_transfer import FilesStalledError, RemoteFiles, RemoteFilesError
 from tfcluster.wire.file_trees import Sent, announce
 from tfcluster.wire.remote_source import RemoteSource, grows, is_same
 
@@ -187,7 +186,7 @@ class Follower:
         Raises SourceChangedError or OSError; the next call tries again.
         """
         known = {placed.checkpoint for placed in self._placed}
-        new = [g for g in held if g.kind is not Kind.BACKUP and g.checkpoint not in known]
+        new = [g for g in held if g.kind is not CheckpointKind.BACKUP and g.checkpoint not in known]
         if not new:
             return
         # A restart may have replaced the whole folder meanwhile.
@@ -323,20 +322,17 @@ class TaskFolders:
         folders = {task.id.file_name for task in self._plan.tasks if task.node == site.node}
         for entry in source.scan(stopped=stopped):
             if PurePosixPath(entry.path).parts[0] in folders:
+                target = self._paths.curves / entry.path
                 try:
-                    self._fetch_tensorboard_file(source, entry, stopped)
+                    if grows(entry.path):
+                        source.follow(entry, target, stopped=stopped)
+                    elif not entry.path.endswith("/") and not is_same(target, entry):
+                        source.copy(entry, target, stopped=stopped)
                 except FilesStalledError:
                     raise
                 except OSError as error:  # other files are copied all the same
                     why = f"{entry.path}: {describe_error(error)}"
         return why
-
-    def _fetch_tensorboard_file(self, source: RemoteSource, entry: Entry, stopped: Stopped) -> None:
-        target = self._paths.curves / entry.path
-        if grows(entry.path):
-            source.follow(entry, target, stopped=stopped)
-        elif not entry.path.endswith("/") and not is_same(target, entry):
-            source.copy(entry, target, stopped=stopped)
 
     def _source(self, node: str, folder: PurePath, rate: float = _RATE) -> RemoteSource:
         return RemoteSource(

@@ -59,7 +59,7 @@ _LARGE_MODULES: Final = ("keras", "keras_tuner", "numpy", "tensorflow_datasets",
 
 
 @dataclass(frozen=True, slots=True)
-class Preload:
+class PreloadPlan:
     """The preloader that a node's agent starts before its tasks."""
 
     command: Command
@@ -119,7 +119,7 @@ def _explain_cold_tasks(plan: Plan) -> Iterator[str]:
                 yield f"{task.id} is not preloaded: variables that are read at the import differ"
 
 
-def preload_on(plan: Plan, node: str) -> Preload | None:
+def preload_on(plan: Plan, node: str) -> PreloadPlan | None:
     """Return the preloader of `node`, or None if there is none or it would save nothing."""
     if not plan.preload or not _is_worth_it(plan, node):
         return None
@@ -136,7 +136,7 @@ def _tasks_with_hooks(plan: Plan, node: str) -> list[TaskPlan]:
     return [task for task in plan.tasks if task.node == node and not task.has_own_command]
 
 
-def _make_preload(tasks: Sequence[TaskPlan], names: tuple[str, ...]) -> Preload:
+def _make_preload(tasks: Sequence[TaskPlan], names: tuple[str, ...]) -> PreloadPlan:
     """Return the preloader for the largest group of tasks with the same variables at import."""
     groups: dict[frozenset[tuple[str, str]], list[TaskPlan]] = {}
     for task in tasks:
@@ -145,7 +145,7 @@ def _make_preload(tasks: Sequence[TaskPlan], names: tuple[str, ...]) -> Preload:
     command = forks[0].command
     later = _AFTER_IMPORT - {_OPENMP_THREADS}
     env = tuple(v for v in command.env if v.name not in later and not v.secret)
-    return Preload(
+    return PreloadPlan(
         replace(command, argv=(*command.argv[:2], "preload", *names), env=env),
         frozenset(str(task.id) for task in forks),
     )

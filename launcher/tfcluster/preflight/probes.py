@@ -59,7 +59,7 @@ async def probe_nodes(
     dials = between(plan, nodes, ports)
     for name in nodes:
         order = order_for(plan, hub.site(name), dials, deep=deep, shared=shared)
-        hub.send(name, orders.start_probe(plan, hub.site(name), order, built.digest))
+        hub.send(name, orders.start_probe(PREFLIGHT, plan, hub.site(name), order, built.digest))
     work_s = PROBE_S + (machine.IMPORT_S if deep else 0.0)
     what = "to run its checks"
     for name in await answers.missing(
@@ -152,9 +152,8 @@ async def probe_links(
     dials = between(plan, names, orders.held_ports(hub, names))
     for name in names:
         order = connectivity.order_for(name, dials, attempt)
-        python = plan.node(name).interpreter
         hub.forget(name, *END_REPLIES, step=LINKS)
-        hub.send(name, orders.start_dial(python, hub.site(name), order, built.digest))
+        hub.send(name, orders.start_probe(LINKS, plan, hub.site(name), order, built.digest))
     hub.put(lambda: None)  # wakes the loop, which sends
     loop = asyncio.get_running_loop()
     until = loop.time() + connectivity.ANSWER_S

@@ -144,7 +144,7 @@ def ordered(faults: Iterable[Fault], text: str) -> Fault | None:
 def order(fault: Fault) -> msg.Order | None:
     """Return the order to the agent of the fault's node; None if only the backend acts."""
     if fault.verb in (KILL_AGENT, POWER_OFF):
-        return msg.Die()
+        return msg.KillAgent()
     if fault.is_of_node:
         return None
     # Unlike after `stop`, the end counts as the task's own failure, which is to be diagnosed.
@@ -288,23 +288,23 @@ class _FaultParser:
         return self.words[self.at - 1]
 
     def _expect(self, word: str) -> None:
-        found = self._word(f"'{word}'")
-        if found != word:
-            self._fail(f"expected '{word}', not '{found}'", last=True)
+        next_word = self._word(f"'{word}'")
+        if next_word != word:
+            self._fail(f"expected '{word}', not '{next_word}'", last=True)
 
     def _one_of(self, words: Sequence[str], what: str) -> str:
-        found = self._word(what)
-        if found not in words:
-            self._fail(f"'{found}' is not {what}; use one of {', '.join(words)}", last=True)
-        return found
+        word = self._word(what)
+        if word not in words:
+            self._fail(f"'{word}' is not {what}; use one of {', '.join(words)}", last=True)
+        return word
 
     def _number(self, what: str, *, least: int = 1, most: int | None = None) -> int:
-        found = self._word(what)
-        is_number = found.isascii() and found.isdigit()
-        if not is_number or int(found) < least or (most is not None and int(found) > most):
+        word = self._word(what)
+        is_number = word.isascii() and word.isdigit()
+        if not is_number or int(word) < least or (most is not None and int(word) > most):
             allowed = f"from {least} to {most}" if most is not None else f"of at least {least}"
-            self._fail(f"{what} must be an integer {allowed}, not '{found}'", last=True)
-        return int(found)
+            self._fail(f"{what} must be an integer {allowed}, not '{word}'", last=True)
+        return int(word)
 
     def _fail(self, message: str, *, last: bool = False, fix: str = "") -> NoReturn:
         """Raise UsageError that points at the next word, or at the `last` one read."""

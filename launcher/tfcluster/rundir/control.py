@@ -40,49 +40,27 @@ _CHECK_INTERVAL_S = 1.0
 STACKS_S = 20.0
 """Time for the answer: a task that does not answer is waited for."""
 
-Stop = Callable[[str, bool], None]
-"""A function that ends the run; it gets the reason, and whether to kill the tasks at once."""
-GetState = Callable[[], object]
-ScaleTo = Callable[[int], str]
-"""A function that gives the gang this number of workers, and returns a sentence about it; it
-raises UsageError."""
-
-
-def _refuse(workers: int) -> str:
-    raise UsageError("this run cannot be scaled")
-
-
-GetStacks = Callable[[Sequence[str]], Awaitable[dict[str, Any]]]
-"""A function that returns the stacks of tasks, or of all; raises UsageError."""
-
-
-async def _refuse_stacks(tasks: Sequence[str]) -> dict[str, Any]:
-    raise UsageError("this run has no tasks")
-
 
 @dataclass(frozen=True, slots=True)
-class _Answers:
-    """The functions that answer requests."""
+class ControlledRun:
+    """The functions of a run that answer requests; the last two raise UsageError."""
 
-    stop: Stop
-    get_state: GetState
-    scale_to: ScaleTo
-    get_stacks: GetStacks
+    stop: Callable[[str, bool], object]
+    """Ends the run; gets the reason, and whether to kill the tasks at once."""
+    get_state: Callable[[], object]
+    scale_to: Callable[[int], str]
+    """Gives the gang this number of workers; returns a sentence about it."""
+    get_stacks: Callable[[Sequence[str]], Awaitable[dict[str, Any]]]
+    """Returns the stacks of these tasks, or of all."""
 
 
 @contextlib.asynccontextmanager
-async def serve(
-    path: Path,
-    stop: Stop,
-    get_state: GetState,
-    scale_to: ScaleTo = _refuse,
-    get_stacks: GetStacks = _refuse_stacks,
-) -> AsyncIterator[None]:
+async def serve(path: Path, run: ControlledRun) -> AsyncIterator[None]:
     """Answer this user's requests on `path` until the block ends; raises SetupError."""
     import asyncio  # clients do not need it: a fast start
 
     server: asyncio.Server
-    answer = partial(_serve_client, _Answers(stop, get_state, scale_to, get_stacks))
+    answer = partial(_serve_client, run)
 
     async def keep_listening() -> None:
         """Listen again when the socket is removed, for example with the user's last session."""
@@ -125,7 +103,7 @@ async def _listen(path: Path, answer: Answer) -> asyncio.Server:
 
 
 async def _serve_client(
-    answers: _Answers, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    run: ControlledRun, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 ) -> None:
     from asyncio import CancelledError
 
@@ -137,7 +115,7 @@ async def _serve_client(
     # CancelledError: the run is over, and the remaining clients are disconnected.
     with contextlib.suppress(ConnectionError, ValueError, CancelledError):
         while line := await reader.readline():
-            reply = await _reply(line, answers)
+            reply = await _reply(line, run)
             writer.write(json.dumps(reply, default=dict).encode() + b"\n")
             await writer.drain()
     writer.close()
@@ -152,18 +130,18 @@ def _clear(path: Path) -> None:
     path.unlink(missing_ok=True)
 
 
-async def _reply(line: bytes, answers: _Answers) -> dict[str, object]:
+async def _reply(line: bytes, run: ControlledRun) -> dict[str, object]:
     try:
         match foreign_json.parse_json_object(line):
             case {"op": "stop", **more}:
-                answers.stop(str(more.get("why")), bool(more.get("now")))
+                run.stop(str(more.get("why")), bool(more.get("now")))
                 return {"ok": True}
             case {"op": "status"}:
-                return {"ok": True, "state": answers.get_state()}
+                return {"ok": True, "state": run.get_state()}
             case {"op": "scale_to", "workers": int(workers)}:
-                return {"ok": True, "answer": answers.scale_to(workers)}
+                return {"ok": True, "answer": run.scale_to(workers)}
             case {"op": "stacks", "tasks": list(tasks)}:
-                return {"ok": True, "answer": await answers.get_stacks(list(map(str, tasks)))}
+                return {"ok": True, "answer": await run.get_stacks(list(map(str, tasks)))}
             case other:
                 raise ValueError(f"unknown op {other.get('op')!r}")
     except UsageError as error:

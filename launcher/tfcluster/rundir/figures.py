@@ -5,11 +5,17 @@ All views show these, and ``state.json`` has them as `figures`, so that they agr
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
-from tfcluster.rundir.snapshot import RunSnapshot, TaskSnapshot, Training, to_json_numbers
+from tfcluster.rundir.snapshot import (
+    SERVERS,
+    RunSnapshot,
+    TaskSnapshot,
+    Training,
+    to_json_numbers,
+)
 from tfcluster.rundir.states import Status
 
 _LONGEST_ETA_S: Final = 1e9
@@ -52,7 +58,7 @@ class Figures(Training):
         return self.mean_steps_per_second if is_steps else self.mean_examples_per_second
 
     def to_json(self) -> dict[str, Any]:
-        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
         return values | {"metrics": to_json_numbers(self.metrics)}
 
 
@@ -66,9 +72,11 @@ def figures_of(snapshot: RunSnapshot) -> Figures:
         return Figures(rss_bytes=rss_bytes, cores=used)
     is_stalled = snapshot.status in (Status.STALLED, Status.SUSPENDED)
     moves = not (snapshot.status.is_final or is_stalled)
-    of_lead = {one.name: getattr(lead, one.name) for one in fields(Training)}
+    of_lead = {field.name: getattr(lead, field.name) for field in fields(Training)}
     figures = Figures(**of_lead, task=lead.task, done=_part_done(lead))
-    figures.metrics = loss_first(_metrics(snapshot.tasks, lead))
+    trainers = (task for task in snapshot.tasks if not task.task.startswith(SERVERS))
+    metrics = lead.metrics or next(filter(None, (task.metrics for task in trainers)), {})
+    figures.metrics = loss_first(metrics)
     figures.rss_bytes, figures.cores = rss_bytes, used
     if moves:
         figures.eta_s = _remaining_s(lead)
@@ -133,8 +141,3 @@ def _part_done(task: TaskSnapshot) -> float | None:
     if task.epochs and task.epoch is not None:
         return min(max(task.epoch - 1, 0) / task.epochs, 1.0)
     return None
-
-
-def _metrics(tasks: Sequence[TaskSnapshot], lead: TaskSnapshot) -> Mapping[str, float]:
-    others = (task.metrics for task in tasks if not task.task.startswith(("ps:", "evaluator:")))
-    return lead.metrics or next(filter(None, others), {})

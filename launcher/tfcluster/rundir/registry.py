@@ -141,11 +141,11 @@ def load(paths: RunPaths) -> RunSnapshot:
 
     Raises DamagedRunError if the folder has no readable state.
     """
-    snapshot = _read(paths)
+    snapshot = load_recorded(paths)
     if not has_lost_coordinator(snapshot):
         return correct_silent(paths, snapshot) if is_out_of_sight(snapshot) else snapshot
     # The coordinator may have ended the run, and then itself, since the state was read.
-    snapshot = _read(paths)
+    snapshot = load_recorded(paths)
     if not snapshot.status.is_final:
         snapshot.status = Status.LOST
     return snapshot
@@ -153,10 +153,6 @@ def load(paths: RunPaths) -> RunSnapshot:
 
 def load_recorded(paths: RunPaths) -> RunSnapshot:
     """Read a run's state as its coordinator recorded it last, alive or not. Raises as `load`."""
-    return _read(paths)
-
-
-def _read(paths: RunPaths) -> RunSnapshot:
     try:
         return from_json(RunSnapshot, foreign_json.read_json_object(paths.state))
     except (OSError, ValueError) as error:
@@ -220,13 +216,13 @@ class StateFile:
         try:
             stat = self._paths.state.stat()
             if (stat.st_mtime_ns, stat.st_ino) != self._stamp:
-                self._snapshot = self._shown = _read(self._paths)
+                self._snapshot = self._shown = load_recorded(self._paths)
                 self._stamp = (stat.st_mtime_ns, stat.st_ino)
         except (OSError, DamagedRunError):
             pass
-        found, is_due = self._snapshot, time.monotonic() >= self._corrects_at
-        if found is not None and is_due and is_out_of_sight(found):
-            self._shown = correct_silent(self._paths, found)
+        snapshot, is_due = self._snapshot, time.monotonic() >= self._corrects_at
+        if snapshot is not None and is_due and is_out_of_sight(snapshot):
+            self._shown = correct_silent(self._paths, snapshot)
             self._corrects_at = time.monotonic() + heartbeat.BEAT_S
         return self._shown
 
@@ -296,17 +292,17 @@ def runs(home_dir: Path | None = None) -> list[tuple[RunPaths, RunSnapshot]]:
 
 def list_runs(home_dir: Path | None = None) -> RunListing:
     """Read the states of all runs, the damaged ones apart. Raises RunFolderError."""
-    found = RunListing()
+    listing = RunListing()
     for folder in _folders((home_dir or home()) / "runs"):
         paths = RunPaths(folder)
         try:
-            found.runs.append((paths, load(paths)))
+            listing.runs.append((paths, load(paths)))
         except DamagedRunError as error:
             if not error.may_be_new:
-                found.damaged.append(error)
-    found.runs.sort(key=lambda run: run[1].started_at)
-    found.damaged.sort(key=lambda error: error.changed_at)
-    return found
+                listing.damaged.append(error)
+    listing.runs.sort(key=lambda run: run[1].started_at)
+    listing.damaged.sort(key=lambda error: error.changed_at)
+    return listing
 
 
 def _folders(folder: Path) -> list[Path]:
@@ -327,26 +323,21 @@ def delete(paths: RunPaths) -> None:
 
     Another command may do the same meanwhile. Raises RunFolderError.
     """
+    import shutil  # `ps` does not need it
+
     latest = paths.root.parent.parent / "latest"
     try:
         if latest.is_symlink() and latest.resolve() == paths.root.resolve():
             latest.unlink(missing_ok=True)
-        _remove_tree(paths.root)
+        while os.path.lexists(paths.root):
+            with contextlib.suppress(FileNotFoundError):  # another process removes it, too
+                shutil.rmtree(paths.root)
         paths.control_socket.unlink(missing_ok=True)
     except OSError as error:
         raise RunFolderError(
             f"{paths.root} cannot be deleted: {describe_error(error)}",
             fix=f"`sudo rm -r {shlex.quote(str(paths.root))}` deletes it",
         ) from error
-
-
-def _remove_tree(folder: Path) -> None:
-    """Remove a folder. Where another process removes it too, each goes on with what is left."""
-    import shutil
-
-    while os.path.lexists(folder):
-        with contextlib.suppress(FileNotFoundError):
-            shutil.rmtree(folder)
 
 
 def resolve(run: str | None, *, live_only: bool = False) -> RunPaths:
@@ -356,8 +347,8 @@ def resolve(run: str | None, *, live_only: bool = False) -> RunPaths:
     the latest is meant, with `live_only` the latest live one if there is one. Raises
     UnknownRunError (exit 2) if that names no run, or more than one.
     """
-    found = list_runs()
-    known = found.runs
+    listing = list_runs()
+    known = listing.runs
     if run is None:
         if live_only:
             return _only_live(known)
@@ -368,7 +359,7 @@ def resolve(run: str | None, *, live_only: bool = False) -> RunPaths:
         if matches := [entry for entry in known if fits(entry[1])]:
             live = [entry for entry in matches if not entry[1].status.is_final]
             return (live if live and live_only else matches)[-1][0]
-    for error in found.damaged:
+    for error in listing.damaged:
         if run == error.paths.run_id or (len(run) == 4 and error.paths.run_id.endswith(f"-{run}")):
             return error.paths
     names = {name for _, snapshot in known for name in (snapshot.run, snapshot.name)}

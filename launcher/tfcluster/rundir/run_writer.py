@@ -141,7 +141,8 @@ class EventLog:
     def __init__(self, path: Path, *, clock: Callable[[], float]) -> None:
         self._file = path.open("ab", buffering=0)
         self._clock = clock
-        self._seq = _count_lines(path)
+        with path.open("rb") as file:  # a submitted run's folder is opened again
+            self._seq = sum(1 for _ in file)
         self._waiting = b""
         self.refusal: OSError | None = None
         """The error for which lines wait."""
@@ -170,12 +171,6 @@ class EventLog:
     def close(self) -> None:
         self.flush()
         self._file.close()
-
-
-def _count_lines(path: Path) -> int:
-    """Return the number of lines; not 0 for a submitted run, whose folder is opened again."""
-    with path.open("rb") as file:
-        return sum(1 for _ in file)
 
 
 _PROGRESS_INTERVAL_S = 0.25

@@ -17,7 +17,7 @@ from itertools import chain
 from typing import Any, Final
 
 from tfcluster.agent import foreign_json
-from tfcluster.agent.regular_files import open_regular
+from tfcluster.agent.foreign_json import open_regular
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.snapshot import choose_leader, to_json_numbers
 from tfcluster.rundir.task_logs import rank
@@ -172,14 +172,10 @@ class _Collector:
         stride = max(1, size // _SAMPLES)
         for start, block in _blocks(fd):
             self._collect_moments(block, start)
-            if (
-                size <= _PARSED_WHOLE_BYTES or start + len(block) + _BLOCK > size
-            ):  # the newest values are always exact
-                for line in block.split(b"\n"):
-                    self._collect_points(line)
-            else:
-                for line in _sample(block, stride):
-                    self._collect_points(line)
+            is_newest = start + len(block) + _BLOCK > size  # these values are always exact
+            is_whole = is_newest or size <= _PARSED_WHOLE_BYTES
+            for line in block.split(b"\n") if is_whole else _sample(block, stride):
+                self._collect_points(line)
 
     def history(self, most: int) -> History:
         share = max(60, 40 * most // max(1, len(self._points)))
@@ -295,8 +291,8 @@ def _sample(block: bytes, stride: int) -> Iterator[bytes]:
             yield block[start:end]
     for name in (b'NaN"', b'Infinity"'):
         # Most blocks have no such letter, and a search for one byte is ten times as fast.
-        if name[:1] in block and (found := block.find(name)) >= 0:
-            yield block[block.rfind(b"\n", 0, found) + 1 : block.find(b"\n", found)]
+        if name[:1] in block and (at := block.find(name)) >= 0:
+            yield block[block.rfind(b"\n", 0, at) + 1 : block.find(b"\n", at)]
 
 
 def _parse(line: bytes) -> dict[str, Any]:

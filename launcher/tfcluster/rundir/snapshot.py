@@ -37,7 +37,7 @@ diagnosis."""
 
 
 _CHIEFS = ("chief:0", "worker:0")
-_SERVERS = ("ps:", "evaluator:")
+SERVERS = ("ps:", "evaluator:")
 
 
 def choose_leader(steps: Mapping[str, int]) -> str | None:
@@ -45,7 +45,7 @@ def choose_leader(steps: Mapping[str, int]) -> str | None:
 
     It is the chief (``chief:0``, else ``worker:0``), else the furthest of those that train.
     """
-    training = {name: step for name, step in steps.items() if not name.startswith(_SERVERS)}
+    training = {name: step for name, step in steps.items() if not name.startswith(SERVERS)}
     chief = next((name for name in _CHIEFS if name in steps), None)
     return chief or max(training or steps, key=steps.__getitem__, default=None)
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tfcluster.agent.error_text import describe_error
-from tfcluster.agent.regular_files import open_regular
+from tfcluster.agent.foreign_json import open_regular
 from tfcluster.agent.tasks.output import TIMES_ENTRY, times_path
 from tfcluster.errors import UsageError
 from tfcluster.plans.context import LOCAL
@@ -173,15 +173,15 @@ class LogSource:
         while budget > 0:
             at = self.offset + self._scanned
             block = read_at(self._name, CHUNK, at)
-            found = block.find(b"\n")
-            line = block if found < 0 else block[:found]
+            newline = block.find(b"\n")
+            line = block if newline < 0 else block[:newline]
             kept = line.rstrip(b"\r")
             if (position := kept.rfind(b"\r")) >= 0:
                 self._last_return = at + position + 1
             elif self._scanned and kept and read_at(self._name, 1, at - 1) == b"\r":
                 self._last_return = at
-            if found >= 0:
-                return at + len(kept), found - len(kept) + 1
+            if newline >= 0:
+                return at + len(kept), newline - len(kept) + 1
             self._scanned += len(block)
             budget -= CHUNK
             if len(block) < CHUNK:
@@ -237,12 +237,10 @@ Test = Callable[[bytes], object]
 """A test of a line in its latest state, without newline."""
 
 
-def _any_line(line: bytes) -> bool:
-    return True
-
-
 def tail_offset(
-    path: Path, count: int, test_of: Callable[[bytes], Test | None] = lambda block: _any_line
+    path: Path,
+    count: int,
+    test_of: Callable[[bytes], Test | None] = lambda block: lambda line: True,
 ) -> int:
     """Return the offset of the last `count` lines of a file, those that pass a test if given.
 
@@ -270,10 +268,10 @@ def last_lines(path: Path, *, within: int = 64 * 1024) -> list[bytes]:
     A progress bar is in its last state; a line that begins before is left out, unless it is alone.
     """
     start = max(0, file_size(path) - within)
-    found = read_at(path, within, start).removesuffix(b"\n")
-    if start and b"\n" in found:
-        found = found[found.find(b"\n") + 1 :]
-    return latest_states(found + b"\n")[:-1].split(b"\n") if found else []
+    tail = read_at(path, within, start).removesuffix(b"\n")
+    if start and b"\n" in tail:
+        tail = tail[tail.find(b"\n") + 1 :]
+    return latest_states(tail + b"\n")[:-1].split(b"\n") if tail else []
 
 
 def last_text(path: Path) -> str:
@@ -322,8 +320,8 @@ class LogTimes:
         if not self._offsets or not self._offsets[0] <= offset < self._end:
             self._load(offset)
         place = bisect_right(self._offsets, offset) - 1
-        found = self._times[place] if place >= 0 else 0.0
-        return found if 0.0 < found < _LATEST_TIME else None
+        moment = self._times[place] if place >= 0 else 0.0
+        return moment if 0.0 < moment < _LATEST_TIME else None
 
     def find(self, moment: float) -> int | None:
         """Return the first offset written at or after `moment`; None if none is known."""
@@ -339,10 +337,10 @@ class LogTimes:
         first = max(0, number - self.WINDOW // 2)  # lines before may be next, or lines after
         size = TIMES_ENTRY.size
         raw = read_at(self._path, (self.WINDOW + 1) * size, first * size)
-        found = list(TIMES_ENTRY.iter_unpack(raw[: len(raw) // size * size]))
-        self._end = found.pop()[0] if len(found) > self.WINDOW else math.inf
-        self._offsets = [entry[0] for entry in found]
-        self._times = [entry[1] for entry in found]
+        entries = list(TIMES_ENTRY.iter_unpack(raw[: len(raw) // size * size]))
+        self._end = entries.pop()[0] if len(entries) > self.WINDOW else math.inf
+        self._offsets = [entry[0] for entry in entries]
+        self._times = [entry[1] for entry in entries]
 
     def _numbers(self) -> range:
         """Return the numbers of the whole entries: a crash may leave half an entry at the end."""
@@ -452,13 +450,13 @@ class RunLogs:
 
     def discover(self) -> list[TaskLog]:
         """Find the files since the last call, and return them; cheap if there are none."""
-        found = [TaskLog(path, attempt) for attempt, path in self._new_files()]
-        found = [log for log in found if self._includes(log.label, log.attempt)]
-        for log in found:
+        new_logs = [TaskLog(path, attempt) for attempt, path in self._new_files()]
+        new_logs = [log for log in new_logs if self._includes(log.label, log.attempt)]
+        for log in new_logs:
             self.tasks.setdefault(log.label, AttemptLogs(log.label)).add(log)
-        if found:
+        if new_logs:
             self.tasks = dict(sorted(self.tasks.items(), key=lambda pair: rank(pair[0])))
-        return found
+        return new_logs
 
     def files(self) -> Iterator[TaskLog]:
         """Yield the logs that were found and not yet read to their end, task by task."""
@@ -484,7 +482,10 @@ class RunLogs:
         for attempt, folder in _attempt_folders(self._folder):
             if folder not in self._folder_times:
                 self._watch(folder)  # first: a log that is created in between is then reported
-            changed = _folder_time_ns(folder)
+            try:
+                changed = folder.stat().st_mtime_ns  # changes when a file is created in the folder
+            except FileNotFoundError:
+                changed = 0  # `tfcluster rm` deleted it while a view is open
             if self._folder_times.get(folder) == changed:
                 continue
             is_settled = time.time_ns() - changed > _TIME_STAMPS_SETTLE_NS
@@ -498,25 +499,18 @@ class RunLogs:
 
 def newest_attempts(logs: Path) -> dict[str, int]:
     """Return label → newest attempt that has a log; tasks restart together or alone."""
-    found = RunLogs(logs)
-    found.discover()
-    return {label: task.newest.attempt for label, task in found.tasks.items()}
+    run_logs = RunLogs(logs)
+    run_logs.discover()
+    return {label: task.newest.attempt for label, task in run_logs.tasks.items()}
 
 
 def _attempt_folders(logs: Path) -> list[tuple[int, Path]]:
     """Return attempt number and folder of each attempt; prepare (0) comes first."""
-    found = []
+    folders = []
     with contextlib.suppress(FileNotFoundError):
         for folder in logs.iterdir():
             if match := _ATTEMPT.fullmatch(folder.name):
-                found.append((int(match[1]), folder))
+                folders.append((int(match[1]), folder))
             elif folder.name == "prepare":
-                found.append((0, folder))
-    return sorted(found)
-
-
-def _folder_time_ns(folder: Path) -> int:
-    try:
-        return folder.stat().st_mtime_ns  # changes when a file is created in the folder
-    except FileNotFoundError:
-        return 0  # `tfcluster rm` deleted it while a view is open
+                folders.append((0, folder))
+    return sorted(folders)

@@ -21,7 +21,7 @@ _LOSS: Final = re.compile(r"(?:^|[_/ .-])loss(?:$|[_/ .-])|^(?:loss|cost)", re.I
 """Names of losses: ``loss``, ``val_loss``, ``decoder/loss``, ``loss_1``; not ``closs``."""
 
 
-class Alert(StrEnum):
+class AlertKind(StrEnum):
     """The kinds of alerts; a run has at most one of each, the newest."""
 
     DIVERGED = "diverged"
@@ -172,7 +172,7 @@ def find_different_states(workers: Sequence[Member]) -> str | None:
 
 def _numbers(state: tuple[str, ...]) -> tuple[str, ...]:
     """Return the numbers in the names of saves such as ``ckpt-6``; "" for other names."""
-    return tuple(found[1] if (found := _SAVE_NUMBER.search(name)) else "" for name in state)
+    return tuple(match[1] if (match := _SAVE_NUMBER.search(name)) else "" for name in state)
 
 
 _SAVE_NUMBER: Final = re.compile(r"-(\d+(?:\.\d+)?)$")
@@ -206,10 +206,10 @@ class Losses:
         before, at = self.since.get(unit), report.step
         if before is None:
             bad = (item for item in report.metrics.items() if not isfinite(item[1]))
-            found = next((i for i in bad if i[0] == WEIGHTS or _LOSS.search(i[0])), None)
-            if found is None:
+            first_bad = next((i for i in bad if i[0] == WEIGHTS or _LOSS.search(i[0])), None)
+            if first_bad is None:
                 return None
-            metric, value = found
+            metric, value = first_bad
             self.since[unit] = task, metric, at, value
             verb, since = ("are", "at") if metric == WEIGHTS else ("is", "since")
             steps = "" if at is None else f" {since} step {at:,}"
@@ -223,7 +223,11 @@ class Losses:
             steps = "" if step is None or at is None else f" from step {step:,} to {at:,}"
         message = f"{metric} {verb} {_name_of(value)}{steps} ({task})"
         return ev.Alert(
-            kind=str(Alert.DIVERGED), message=message, task=task, attempt=attempt, step=report.step
+            kind=str(AlertKind.DIVERGED),
+            message=message,
+            task=task,
+            attempt=attempt,
+            step=report.step,
         )
 
 
@@ -232,7 +236,7 @@ class Alerts:
     """The alerts of an attempt: each of its methods returns the new ones."""
 
     gang: Gang
-    messages: dict[Alert, str] = field(default_factory=dict)
+    messages: dict[AlertKind, str] = field(default_factory=dict)
     """The alerts so far, but those about losses → their messages."""
     losses: Losses = field(default_factory=Losses)
 
@@ -244,16 +248,16 @@ class Alerts:
         """Compare what the tasks have reported about their training."""
         match report:
             case msg.Restored():
-                yield from self._new(Alert.STATES_DIFFER, find_different_states(self._workers))
+                yield from self._new(AlertKind.STATES_DIFFER, find_different_states(self._workers))
             case msg.FirstBatches():
-                yield from self._new(Alert.SAME_DATA, find_same_data(self._workers))
+                yield from self._new(AlertKind.SAME_DATA, find_same_data(self._workers))
             case msg.Sharded():
-                yield from self._new(Alert.SHARDED_TWICE, find_double_sharding(self._workers))
+                yield from self._new(AlertKind.SHARDED_TWICE, find_double_sharding(self._workers))
 
     def of_lone_training(self, *, is_over: bool = False) -> Iterator[ev.Alert]:
         """Say that the workers train alone, if that is certain."""
-        found = find_lone_training(self._workers, is_over=is_over)
-        yield from self._new(Alert.TRAINS_ALONE, found)
+        message = find_lone_training(self._workers, is_over=is_over)
+        yield from self._new(AlertKind.TRAINS_ALONE, message)
 
     @property
     def seem_alone(self) -> bool:
@@ -262,16 +266,16 @@ class Alerts:
 
     def of_no_step(self) -> Iterator[ev.Alert]:
         """Say that no task had data to train on, if all that have ended say so."""
-        yield from self._new(Alert.NO_STEP, find_no_step(self.gang.finished()))
+        yield from self._new(AlertKind.NO_STEP, find_no_step(self.gang.finished()))
 
     @property
     def _workers(self) -> list[Member]:
         """The tasks that train one model together, if those of the plan are meant to."""
         plan = self.gang.plan
         is_meant = plan.kind == "training" and plan.strategy == "multi_worker_mirrored"
-        return self.gang.members(lambda one: one.trains_together) if is_meant else []
+        return self.gang.members(lambda member: member.trains_together) if is_meant else []
 
-    def _new(self, kind: Alert, message: str | None) -> Iterator[ev.Alert]:
+    def _new(self, kind: AlertKind, message: str | None) -> Iterator[ev.Alert]:
         """Yield an alert of this `kind`, once in an attempt; none without a message."""
         if message is not None and kind not in self.messages:
             self.messages[kind] = message

@@ -116,16 +116,16 @@ def find_lost_links(cuts: Iterable[Cut], *, chief_node: str) -> dict[str, str]:
     Of two nodes that cannot reach each other it is the one without the chief, whose process leads
     the others (TensorFlow's coordination service).
     """
-    remaining, found = list(cuts), dict[str, str]()
+    remaining, lost = list(cuts), dict[str, str]()
     while remaining:
         pairs = {(cut.source, cut.target) for cut in remaining}
         count = Counter(node for pair in pairs for node in pair)
         node = max(count, key=lambda name: (count[name], name != chief_node, name))
-        found[node] = _describe_lost_link(
+        lost[node] = _describe_lost_link(
             node, [cut for cut in remaining if node in (cut.source, cut.target)]
         )
         remaining = [cut for cut in remaining if node not in (cut.source, cut.target)]
-    return found
+    return lost
 
 
 def _describe_lost_link(node: str, cuts: Sequence[Cut]) -> str:
@@ -141,16 +141,16 @@ def find_missed_heartbeats(failures: Iterable[Failure], nodes: Mapping[str, str]
 
     The result is that of `find_lost_links`. `nodes`: task → its node.
     """
-    found: dict[str, str] = {}
+    lost: dict[str, str] = {}
     for failure in failures:
         here = nodes.get(failure.task)
         text = f"{failure.last_lines}\n{(failure.error or {}).get('message', '')}"
         for groups in _MISSED_HEARTBEAT.findall(text):
             task = ":".join(filter(None, groups))
             node = nodes.get(task)
-            if node is not None and node not in (here, *found):
-                found[node] = (
+            if node is not None and node not in (here, *lost):
+                lost[node] = (
                     f"link to host {node} lost: {here} got no heartbeat of {task} for TensorFlow's"
                     " 10 s; now it answers again"
                 )
-    return found
+    return lost

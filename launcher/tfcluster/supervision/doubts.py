@@ -29,9 +29,9 @@ def warnings_about(member: Member) -> Iterator[str]:
     doubts = member.doubts
     if "fit" in doubts and "child" not in doubts:
         yield _warning(member, _describe_fit(member, doubts["fit"]))
-    for about, what in _OTHERS.items():
+    for about, sentence in _OTHERS.items():
         if about in doubts:
-            yield _warning(member, what.format(_describe(doubts[about])))
+            yield _warning(member, sentence.format(_describe(doubts[about])))
 
 
 _OTHERS = {
@@ -41,8 +41,8 @@ _OTHERS = {
 }
 
 
-def _warning(member: Member, what: str) -> str:
-    return f"{member.name}: it ended with exit code 0, although {what}"
+def _warning(member: Member, event: str) -> str:
+    return f"{member.name}: it ended with exit code 0, although {event}"
 
 
 def _describe_fit(member: Member, doubt: msg.Doubt) -> str:
@@ -77,24 +77,24 @@ def explain_early_end(member: Member, finished: Sequence[Member]) -> tuple[Membe
 
     `member` has failed because it waited for one of the `finished`; None if none ended early.
     """
-    for one in finished:
-        if reason := _left_early(one, member):
-            return one, f"{one.name} {reason} and ended with exit code 0"
+    for other in finished:
+        if reason := _left_early(other, member):
+            return other, f"{other.name} {reason} and ended with exit code 0"
     return None
 
 
-def _left_early(one: Member, waiting: Member) -> str:
+def _left_early(member: Member, waiting: Member) -> str:
     """Return how a task that has ended left the training; an empty string if it did its part."""
-    if (doubt := one.doubts.get("fit")) is not None:
-        at = _steps_of(one)
+    if (doubt := member.doubts.get("fit")) is not None:
+        at = _steps_of(member)
         why = {None: "", "SystemExit": " with sys.exit"}.get(doubt.exception)
         why = f" with {_describe(doubt)}" if why is None else why
         return f"had left `fit`{at and f' at {at}'}{why}"
-    still_trained = "fit" in waiting.doubts or (waiting.step or 0) > (one.step or 0)
-    if not (still_trained and one.is_hooked):
+    still_trained = "fit" in waiting.doubts or (waiting.step or 0) > (member.step or 0)
+    if not (still_trained and member.is_hooked):
         return ""
-    if one.step is None and one.way is None:
+    if member.step is None and member.way is None:
         return "had not trained"
-    if one.step is not None and one.step < (one.total_steps or 0):
-        return f"had stopped training at {_steps_of(one)}"
+    if member.step is not None and member.step < (member.total_steps or 0):
+        return f"had stopped training at {_steps_of(member)}"
     return ""

@@ -13,7 +13,7 @@ from tfcluster.rundir import events as ev
 from tfcluster.rundir.events import Event
 from tfcluster.rundir.states import Status
 from tfcluster.supervision import verdicts
-from tfcluster.supervision.alerts import Alert, Alerts
+from tfcluster.supervision.alerts import AlertKind, Alerts
 from tfcluster.supervision.decisions import (
     Action,
     GatherCheckpoints,
@@ -51,7 +51,7 @@ class Stage(Enum):
 
 
 @dataclass(slots=True)
-class Ending:
+class AttemptEnd:
     """The end of an attempt, or of the run: its stage, who is stopped and why, timers, orders."""
 
     plan: Plan
@@ -177,7 +177,7 @@ class Ending:
 
     def watch_agents(self) -> None:
         """Set the timer by which agents must have reported the ordered starts and stops."""
-        due = [one.due_by for one in self.gang.unlike if one.due_by is not None]
+        due = [member.due_by for member in self.gang.unlike if member.due_by is not None]
         self.set_timer("agents", min(due, default=None))
 
     # -- stages -----------------------------------------------------------------------------
@@ -202,7 +202,7 @@ class Ending:
         if not self.is_ending:
             self.stage = Stage.ENDING_GANG
             self.keep_timers("run", "stacks")
-            active = self.gang.active(lambda one: one.is_core)
+            active = self.gang.active(lambda member: member.is_core)
             self.stop_tasks(active, why, now, grace_s=grace_s)
 
     def end_run(
@@ -214,25 +214,22 @@ class Ending:
         if self.gang.failures and outcome.status is not Status.INTERRUPTED:
             self.diagnose()
         running = self.gang.running()
-        self._end(outcome)
+        self.settle(outcome)
         longest = max((self.grace_s(member, grace_s) for member in running), default=0.0)
         is_announced = self.gang.is_announced or None
         self.record(ev.RunStopping(why=why, grace_s=longest, is_announced=is_announced))
         self.stop_tasks(running, why, now, grace_s=grace_s)
 
-    def _end(self, outcome: Outcome | None) -> None:
+    def settle(self, outcome: Outcome) -> None:
+        """End the run with `outcome` once all tasks that run have ended."""
         self.ending, self.stage, self.next_attempt = outcome, Stage.ENDING_RUN, None
         self.timers.clear()
 
     def fail(self, cause: Failure, why: str, now: float) -> None:
         """End the run as failed because of `cause`, which is not restarted for `why`."""
         self.diagnose(why, cause)
-        self._end(verdicts.outcome_of(cause, why, self.plan, self.run_id))
+        self.settle(verdicts.outcome_of(cause, why, self.plan, self.run_id))
         self.stop_tasks(self.gang.running(), "another task failed", now)
-
-    def fail_unbegun(self, loss: Failure, why: str) -> None:
-        """End the run as failed before any task has run that could be diagnosed or stopped."""
-        self._end(verdicts.outcome_of_start(loss, why))
 
     def conclude(self, verdict: Next) -> None:
         self.record_all(self.alerts.of_lone_training(is_over=True))
@@ -240,7 +237,7 @@ class Ending:
             self.outcome = self.ending
         elif verdict in (Next.SUCCEED, Next.FINISH):
             for failure in (*self.gang.failures, *self.gang.task_failures):
-                self.warn(verdicts.warn_about_forgiven(failure))
+                self.warn(f"{failure.task} failed once the chief had succeeded: {failure.reason}")
             self.record_all(self.alerts.of_no_step())
             self.outcome = Outcome(Status.SUCCEEDED, 0)
         else:
@@ -248,7 +245,7 @@ class Ending:
             why = "it is not restarted"
             self.outcome = verdicts.outcome_of(self.cause(), why, self.plan, self.run_id)
 
-    def act_on(self, verdict: verdicts.Verdict, now: float) -> None:
+    def act_on(self, verdict: verdicts.Blame, now: float) -> None:
         """Blame the tasks of a verdict, have stacks written if it wants them, and stop tasks."""
         for member, description in verdict.blamed:
             self.gang.blame(member, verdict.kind, description)
@@ -289,7 +286,7 @@ class Ending:
             self.plan,
             core,
             not_restarted=not_restarted,
-            state=self.alerts.messages.get(Alert.STATES_DIFFER, ""),
+            state=self.alerts.messages.get(AlertKind.STATES_DIFFER, ""),
         )
         if event is not None:
             self.record(event)

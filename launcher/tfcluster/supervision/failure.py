@@ -382,15 +382,8 @@ class Failure:
             return f"{known.hint}: {WHY_UNPATCHED[self.keras_patch]}, or {TF_KERAS}"
         if known.needs_network and self.is_cut_off:
             return WITHOUT_NETWORK
-        return self._hints_of_backend.get(known.anchor, known.hint)
-
-    @property
-    def _hints_of_backend(self) -> Mapping[str, str]:
-        return kinds.get(self.backend).hints if self.backend else {}
-
-    @property
-    def _losses_of_backend(self) -> Mapping[LossNature, tuple[str, str]]:
-        return kinds.get(self.backend).losses if self.backend else {}
+        hints = kinds.get(self.backend).hints if self.backend else {}
+        return hints.get(known.anchor, known.hint)
 
     @property
     def compares_steps(self) -> bool:
@@ -430,8 +423,9 @@ class Failure:
         """The known error whose message the task ended with, or None."""
         if self.known is not None:
             return self.known
-        if self.loss is not None and self.loss in self._losses_of_backend:
-            return KnownError(*self._losses_of_backend[self.loss])
+        losses = kinds.get(self.backend).losses if self.backend else {}
+        if self.loss is not None and self.loss in losses:
+            return KnownError(*losses[self.loss])
         if self.observed is not None:
             return find(self.description, log=self.last_lines)
         if self.killed_by in _EXTERNAL_SIGNALS or self._left_after_saving:

@@ -221,10 +221,10 @@ class Gang:
         fitting = {standing for standing, has in alike if fits(next(iter(has.values())))}
         if not fitting:
             return []
-        return [self._members[name] for name, one in self._standing.items() if one in fitting]
+        return [self._members[name] for name, has in self._standing.items() if has in fitting]
 
     def running(self) -> list[Member]:
-        return self.members(lambda one: one.is_running)
+        return self.members(lambda member: member.is_running)
 
     def core(self) -> list[Member]:
         """Return all members except evaluators, which only follow the checkpoints."""
@@ -232,7 +232,7 @@ class Gang:
 
     def active(self, fits: Callable[[Member], bool] = lambda _: True) -> list[Member]:
         """Return the running members that fit (see `members`) and are not being stopped."""
-        return self.members(lambda one: one.is_running and not one.is_stopping and fits(one))
+        return self.members(lambda m: m.is_running and not m.is_stopping and fits(m))
 
     def idle(self) -> list[Member]:
         """Return the running tasks that must be stopped once the chief has ended.
@@ -240,15 +240,15 @@ class Gang:
         These are tuners that wait for the chief, and all servers once no worker trains any more.
         """
         trains = any(
-            one.is_running and one.is_core and not (one.serves or one.waits_for_chief)
-            for one in self.unlike
+            member.is_running and member.is_core and not (member.serves or member.waits_for_chief)
+            for member in self.unlike
         )
-        return self.active(lambda one: one.waits_for_chief or (one.serves and not trains))
+        return self.active(lambda member: member.waits_for_chief or (member.serves and not trains))
 
     def frozen(self) -> list[Member]:
         """Return the tasks that are stopped (SIGSTOP) while others fail as a consequence."""
-        stopped = self.active(lambda one: one.frozen_by is not None)
-        return [one for one in stopped if one.is_core and not one.restarts_alone]
+        stopped = self.active(lambda member: member.frozen_by is not None)
+        return [member for member in stopped if member.is_core and not member.restarts_alone]
 
     def unfinished(self) -> list[Member]:
         """Return the workers that still run after the chief and are known to work independently.
@@ -271,7 +271,7 @@ class Gang:
         """
         return [
             member
-            for member in self.active(lambda one: not one.is_core)
+            for member in self.active(lambda member: not member.is_core)
             if last_step is not None
             and member.evaluated_step is not None
             and member.evaluated_step >= last_step
@@ -319,8 +319,13 @@ class Gang:
         for member in lost:
             is_free = chief_done and member.is_running and member.name not in unfinished
             gone = replace(member, is_lost=True, is_cancelled=member.is_cancelled or is_free)
-            kind, nature = kind_of_loss(loss.nature), loss.nature
-            self._note(gone, gone.fails(observed=kind, description=loss.reason, loss=nature))
+            failure = replace(
+                gone.bare_failure,
+                observed=kind_of_loss(loss.nature),
+                description=loss.reason,
+                loss=loss.nature,
+            )
+            self._note(gone, failure)
         return [member.name for member in lost]
 
     def note_exit(
@@ -333,13 +338,19 @@ class Gang:
             return
         if event.ended_by == "tfcluster":
             if error is not None and self._fails_by_itself(member, error):
-                self._note(member, member.fails(error=error, exit_code=None, signal=None))
+                failure = replace(member.bare_failure, error=error, exit_code=None, signal=None)
+                self._note(member, failure)
         elif event.signal is None and member.verdict is not None:
             self.blame(member, Kind.PERMANENT, member.verdict)
         elif event.exit_code != 0:
-            facts = {"error": error, "last_lines": last_lines, "out_of_memory": event.out_of_memory}
-            self._note(member, member.fails(**facts))
-            if not any(one.is_running and one.trains_together for one in self.unlike):
+            failure = replace(
+                member.bare_failure,
+                error=error,
+                last_lines=last_lines,
+                out_of_memory=event.out_of_memory,
+            )
+            self._note(member, failure)
+            if not any(member.is_running and member.trains_together for member in self.unlike):
                 self.explain_lone_work()
 
     def explain_lone_work(self) -> bool:
@@ -361,9 +372,11 @@ class Gang:
             if (early := explain_early_end(member, finished)) is not None:
                 self.blame(early[0], Kind.PERMANENT, description, known=known)
                 return True
-            found = replace(failure, observed=Kind.PERMANENT, description=description, known=known)
-            self.failures[number] = found
-            self.put(replace(member, failure=found))
+            explained = replace(
+                failure, observed=Kind.PERMANENT, description=description, known=known
+            )
+            self.failures[number] = explained
+            self.put(replace(member, failure=explained))
             return True
         return False
 
@@ -376,7 +389,7 @@ class Gang:
         has_servers = any(task.id.job == "ps" for task in self.plan.tasks)
         if self.plan.kind != "training" or self.plan.elsewhere or has_servers:
             return []
-        return self.members(lambda one: one.trains_together and one.is_ok)
+        return self.members(lambda member: member.trains_together and member.is_ok)
 
     def attributed(self, event: TaskExited, error: Mapping[str, Any] | None) -> TaskExited:
         """Return `event`, with `ended_by="itself"` where the task was already failing by itself.
@@ -424,10 +437,12 @@ class Gang:
         A task that is late because it has raised an exception fails with that exception.
         """
         if kind is Kind.LATE and member.raised is not None:
-            self._note(member, member.fails(error=member.raised))
+            failure = replace(member.bare_failure, error=member.raised)
         else:
-            facts = {"observed": kind, "description": description, "loss": loss, "known": known}
-            self._note(member, member.fails(**facts))
+            failure = replace(
+                member.bare_failure, observed=kind, description=description, loss=loss, known=known
+            )
+        self._note(member, failure)
 
     def _drop_failures(self, member: Member) -> None:
         """Drop the failures of a task that is restarted: they no longer decide the outcome."""
@@ -446,12 +461,12 @@ def describe_lone_work(
 
     `place`: the file and line of the script, or "".
     """
-    names = join_first([one.name for one in finished], _MAX_NAMED)
+    names = join_first([member.name for member in finished], _MAX_NAMED)
     where = f" ({place})" if place else ""
     if (early := explain_early_end(member, finished)) is not None:
         return f"{early[1]}; {member.name} waited for it{where}", CIRCUMSTANCES["ended_early"]
     alone = CIRCUMSTANCES["chief_alone"]
-    last = max((one.step for one in finished if one.step is not None), default=None)
+    last = max((member.step for member in finished if member.step is not None), default=None)
     if member.step is not None and last is not None and (member.total_steps or member.step) > last:
         total = "" if member.total_steps is None else f" of {member.total_steps:,}"
         steps = f"step {member.step:,}{total} against {last:,}"

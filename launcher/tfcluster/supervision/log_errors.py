@@ -136,8 +136,8 @@ def parse_exception(log: str) -> RaisedError | None:
 
 def before_crash(log: str) -> str:
     """Return the log without the stacks that `faulthandler` has written at its end."""
-    found = list(_CRASH.finditer(log))
-    return log[: found[-1].start()] if found else log
+    crashes = list(_CRASH.finditer(log))
+    return log[: crashes[-1].start()] if crashes else log
 
 
 def parse_crash(log: str) -> RaisedError | None:
@@ -221,8 +221,8 @@ def has_lost_peer_message(log: str) -> bool:
 def refused_arguments(log: str, exit_code: int | None) -> str | None:
     """Return the script's message where it ended because it rejects its arguments, else None."""
     pattern = _REFUSALS.get(exit_code or 0)
-    found = pattern.findall(tail(log)) if pattern is not None else []
-    return found[-1] if found else None
+    messages = pattern.findall(tail(log)) if pattern is not None else []
+    return messages[-1] if messages else None
 
 
 def remove_noise(text: str, *, keeps_stacks: bool = False) -> str:
@@ -244,8 +244,8 @@ def is_foreign(file: str) -> bool:
 def code_at(traceback: str, file: str | None, line: int | None) -> str:
     """Return the code of a line as a traceback shows it; an empty string if it does not."""
     frame = rf'^\s+File "{re.escape(file or "")}", line {line}\b.*\n[ \t]+(\S.*)'
-    found = re.findall(frame, traceback, re.MULTILINE)
-    return str(found[-1]) if found else ""
+    lines = re.findall(frame, traceback, re.MULTILINE)
+    return str(lines[-1]) if lines else ""
 
 
 def shorten(text: str, *, place: str = "") -> str:

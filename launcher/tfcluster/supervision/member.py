@@ -246,8 +246,8 @@ class Member:
                 return replace(self, way=way)
             case msg.Restored(names=names):
                 return replace(self, restored=tuple(sorted(names)))
-            case msg.FirstBatches(fingerprints=found):
-                return replace(self, first_batches=tuple(found))
+            case msg.FirstBatches(fingerprints=fingerprints):
+                return replace(self, first_batches=tuple(fingerprints))
             case msg.Sharded(shards=number, index=index):
                 return replace(self, shards=(*self.shards, (number, index))[:MOST_SHARDS])
             case msg.TaskReady():
@@ -285,15 +285,13 @@ class Member:
             return most_s
         return min(most_s, BOOT_GRACE_S if self.is_hooked else COMMAND_GRACE_S)
 
-    def fails(self, **facts: Any) -> Failure:
-        """Return its `Failure`; `facts` are further fields of that."""
-        ended = self.exit
-        end = {
-            "exit_code": ended.exit_code if ended else None,
-            "signal": ended.signal if ended else None,
-        }
+    @property
+    def bare_failure(self) -> Failure:
+        """The failure of the task, without what is known of the reason."""
         return Failure(
             task=self.name,
+            exit_code=self.exit.exit_code if self.exit else None,
+            signal=self.exit.signal if self.exit else None,
             node=self.node,
             attempt=self.attempt,
             saved=self.saved,
@@ -301,7 +299,6 @@ class Member:
             is_cut_off=self.is_cut_off,
             keras_patch=self.keras_patch,
             backend=self.backend,
-            **(end | facts),
         )
 
 

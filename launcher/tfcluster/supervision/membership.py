@@ -106,11 +106,11 @@ class Membership:
 
     def _returning(self) -> tuple[TaskId, ...]:
         """Return the tasks whose nodes are back, the workers among them up to `requested`."""
-        found = [task for task in self._absent_by_node() if self._is_startable(task)]
+        startable = [task for task in self._absent_by_node() if self._is_startable(task)]
         most = len(self.plan.tasks) if self.requested is None else self.requested
-        workers = [task for task in found if task.job in TRAINERS]
+        workers = [task for task in startable if task.job in TRAINERS]
         excess = set(workers[max(0, most - len(self.workers)) :])
-        return tuple(task for task in found if task not in excess)
+        return tuple(task for task in startable if task not in excess)
 
     def _absent_by_node(self) -> list[TaskId]:
         return self._absent_for(lambda why: why is Absence.NODE)
@@ -135,9 +135,9 @@ class Membership:
                 fix="stop it everywhere, and start it with another number of workers",
             )
         if not can_resize(plan):
-            what = f"strategy {plan.strategy}" if plan.kind == "training" else f"kind {plan.kind}"
+            kind = f"strategy {plan.strategy}" if plan.kind == "training" else f"kind {plan.kind}"
             raise UsageError(
-                f"only training with multi_worker_mirrored can be scaled; this job has {what}",
+                f"only training with multi_worker_mirrored can be scaled; this job has {kind}",
                 fix=_START_AGAIN,
             )
         least = plan.supervision.min_workers or 1
@@ -167,8 +167,8 @@ class Membership:
 
     def _additional(self) -> list[TaskId]:
         """Return the workers that a request can take in, those with the lowest numbers first."""
-        found = self._absent_for(lambda why: why is not Absence.FAILED)
-        return [t for t in found if t.job in TRAINERS and self._is_startable(t)]
+        candidates = self._absent_for(lambda why: why is not Absence.FAILED)
+        return [t for t in candidates if t.job in TRAINERS and self._is_startable(t)]
 
     def describe_request(self, workers: int) -> str:
         """Return a sentence about what `resize` will do."""

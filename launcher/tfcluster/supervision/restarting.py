@@ -11,9 +11,9 @@ from tfcluster.node_loss import LossNature, NodeLoss
 from tfcluster.plans.plan import Plan, TaskId
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.states import Status
-from tfcluster.supervision import restart_policy
+from tfcluster.supervision import restart_policy, verdicts
 from tfcluster.supervision.decisions import Next, NextAttempt, Outcome, StartAlone
-from tfcluster.supervision.endings import Ending, Stage
+from tfcluster.supervision.endings import AttemptEnd, Stage
 from tfcluster.supervision.failure import Failure, Kind, kind_of_loss
 from tfcluster.supervision.gang import Gang
 from tfcluster.supervision.member import Member
@@ -26,12 +26,12 @@ REACH_S: Final = 60.0
 
 
 @dataclass(slots=True)
-class Restarting:
+class Restarter:
     """The restarts of a run: which attempt follows, and which tasks it has."""
 
     plan: Plan
     gang: Gang
-    end: Ending
+    end: AttemptEnd
     jitter: Callable[[], float] = field(compare=False)
     """Returns a random number for `restart_policy.decide`."""
     budgets: Restarts = field(init=False)
@@ -192,10 +192,6 @@ class Restarting:
             renewed = self.gang.renew(member)
             self.end.orders.append(StartAlone(renewed.id, renewed.attempt))
 
-    def cancel_restarts(self) -> None:
-        """Cancel pending starts and restarts after the chief's success; they are no failures."""
-        self.cancel(lambda one: one.is_core and (one.is_restart_due or one.is_to_start))
-
     def cancel(self, fits: Callable[[Member], bool]) -> None:
         """Cancel the starts and restarts of the tasks that fit; see `Gang.members`."""
         for member in self.gang.members(fits):
@@ -210,15 +206,11 @@ class Restarting:
         self.membership.lost.add(node)
         if self.end.next_attempt is None:
             self.gang.lose_node(node, loss)
-        elif self.membership.uses(node):
-            self._restart_smaller_gang(self.end.next_attempt, now)
-
-    def _restart_smaller_gang(self, next_one: NextAttempt, now: float) -> None:
-        """Decide again after a node of the next gang is gone: it may do without the node."""
-        if (loss := self._loss(self.gone)) is not None:
-            self._give_up(loss, NODE_GONE, now)
-        else:
-            self._order_gang(next_one.reason, now)
+        elif self.membership.uses(node):  # the next gang may do without it
+            if (failure := self._loss(self.gone)) is not None:
+                self._give_up(failure, NODE_GONE, now)
+            else:
+                self._order_gang(self.end.next_attempt.reason, now)
 
     def lose_unreached(self, losses: Mapping[str, NodeLoss], now: float) -> None:
         """Act on nodes that the first start cannot connect to, if its job can start again.
@@ -255,7 +247,7 @@ class Restarting:
         if self.end.next_attempt is None:
             for task in self.gang.lose_node(node, why):
                 self.revive(task, now)
-            return any(one.is_restart_due for one in self.gang if one.node == node)
+            return any(member.is_restart_due for member in self.gang if member.node == node)
         loss = self._loss({node: why})
         assert loss is not None
         self.budgets.begin()  # that attempt has not advanced
@@ -277,7 +269,7 @@ class Restarting:
         elif self.can_come_back:
             verdict = self.budgets.decide(None, loss, step=None, jitter=self.jitter)
         if isinstance(verdict, GiveUp):
-            self.end.fail_unbegun(loss, verdict.why)
+            self.end.settle(verdicts.outcome_of_start(loss, verdict.why))
         else:
             self._record(None, _reason_of(loss), verdict, attempt=self.gang.number + 1)
             self._go_back(loss.node, now)
@@ -381,8 +373,8 @@ class Restarting:
             self.end.record(event_of(node, why))
         self.membership.leave_out(lost, Absence.NODE, now)
         names, count = join_first(sorted(lost)), len(self.membership.workers)
-        what = f"starting with {count} of {count_of(count + len(lost))}, without {names}"
-        self.end.warn(f"{what}: {join_first([*nodes])} cannot be reached")
+        start = f"starting with {count} of {count_of(count + len(lost))}, without {names}"
+        self.end.warn(f"{start}: {join_first([*nodes])} cannot be reached")
 
 
 def loss_of(plan: Plan, node: str, task: str, loss: NodeLoss) -> Failure:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import PurePath
@@ -121,16 +121,16 @@ def position_of(threads: Sequence[msg.Thread], *, silence: str = "") -> Position
         return Position(Activity.UNKNOWN, why=f": {silence}" if silence else "")
     if _is_exiting(threads[0].frames):
         return Position(Activity.EXITS)
-    found = [_position_of_thread(thread.frames) for thread in threads]
-    position = found[0]
+    positions = [_position_of_thread(thread.frames) for thread in threads]
+    position = positions[0]
     if position.activity is Activity.ELSEWHERE and _only_waits(threads[0].frames):
-        position = next((p for p in found if p.activity is not Activity.ELSEWHERE), position)
+        position = next((p for p in positions if p.activity is not Activity.ELSEWHERE), position)
     if position.activity in (Activity.IN_STEP, Activity.AWAITS_INPUT):
         for thread in threads[1:]:
             feeds = any(_CALLS_PYTHON.search(frame.file) for frame in thread.frames)
-            own = _own_frame(thread.frames) if feeds else None
-            if own is not None:
-                return Position(Activity.AWAITS_INPUT, own.file, own.line, own.code)
+            own = _own_frames(thread.frames) if feeds else ()
+            if own:
+                return Position(Activity.AWAITS_INPUT, own[0].file, own[0].line, own[0].code)
     return position
 
 
@@ -150,7 +150,7 @@ def _place(file: str, line: int, code: str) -> str:
 
 
 def _position_of_thread(frames: Sequence[msg.Frame]) -> Position:
-    own = tuple(frame for frame in frames if not is_foreign(frame.file))
+    own = _own_frames(frames)
     at = (own[0].file, own[0].line, own[0].code) if own else ("", 0, "")
     return Position(_activity_of(frames), *at, calls=own)
 
@@ -165,20 +165,17 @@ def _activity_of(frames: Sequence[msg.Frame]) -> Activity:
         return Activity.AWAITS_INPUT
     if _SERVES.search(first.file):
         return Activity.SERVES
-    if _EXECUTES.search(first.file) or _is_collective(frames):
+    # An eager collective is launched by other threads.
+    is_collective = any("/distribute/cross_device_" in frame.file for frame in frames)
+    if _EXECUTES.search(first.file) or is_collective:
         return Activity.IN_STEP
     is_traced = any(f.function in _TRACING or _TRACES.search(f.file) for f in frames)
     return Activity.TRACES if is_traced else Activity.ELSEWHERE
 
 
-def _is_collective(frames: Sequence[msg.Frame]) -> bool:
-    """Return whether a thread waits for those that launch an eager collective for it."""
-    return any("/distribute/cross_device_" in frame.file for frame in frames)
-
-
-def _own_frame(frames: Sequence[msg.Frame]) -> msg.Frame | None:
-    """Return the innermost frame of the script's own code."""
-    return next((frame for frame in frames if not is_foreign(frame.file)), None)
+def _own_frames(frames: Sequence[msg.Frame]) -> tuple[msg.Frame, ...]:
+    """Return the frames of the script's own code, innermost first."""
+    return tuple(frame for frame in frames if not is_foreign(frame.file))
 
 
 def _only_waits(frames: Sequence[msg.Frame]) -> bool:
@@ -198,20 +195,13 @@ def called_in(code: str) -> str:
             statements = ast.parse(text).body
         except (SyntaxError, ValueError):
             continue
-        names = [name for node in statements[-1:] for name in _called_names(node)]
-        if names:
-            return names[0]
+        for node in (each for last in statements[-1:] for each in ast.walk(last)):
+            if isinstance(node, ast.Call) and (name := _dotted(node.func)):
+                return name
         break
     if match := re.search(r"([\w.]+)\([^()]*$", code):
         return match[1]
     return code if len(code) <= _MOST_CODE else f"{code[:_MOST_CODE]}…"
-
-
-def _called_names(node: ast.AST) -> Iterator[str]:
-    """Yield the dotted names that are called in `node`, the outermost first."""
-    for each in ast.walk(node):
-        if isinstance(each, ast.Call) and (name := _dotted(each.func)):
-            yield name
 
 
 def _dotted(node: ast.expr) -> str:

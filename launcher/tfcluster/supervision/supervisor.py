@@ -33,12 +33,12 @@ from tfcluster.supervision.decisions import (
     Stop,
 )
 from tfcluster.supervision.doubts import warnings_about
-from tfcluster.supervision.endings import STACKS_WAIT_S, Ending, Stage
+from tfcluster.supervision.endings import STACKS_WAIT_S, AttemptEnd, Stage
 from tfcluster.supervision.failure import Kind, kind_of_leaving
 from tfcluster.supervision.gang import Gang, describe_lone_work
 from tfcluster.supervision.member import Member
 from tfcluster.supervision.membership import Membership
-from tfcluster.supervision.restarting import REACH_S, Restarting, event_of, loss_of
+from tfcluster.supervision.restarting import REACH_S, Restarter, event_of, loss_of
 from tfcluster.supervision.silence import Silence
 from tfcluster.supervision.stalls import Activity, Position
 from tfcluster.supervision.verdicts import CAUSE_WAIT_S, FROZEN_S
@@ -68,8 +68,8 @@ class Supervisor:
     run_id: InitVar[str] = "RUN"
     gang: Gang = field(init=False)
     alerts: Alerts = field(init=False)
-    end: Ending = field(init=False)
-    restarting: Restarting = field(init=False)
+    end: AttemptEnd = field(init=False)
+    restarting: Restarter = field(init=False)
     silence: Silence = field(default_factory=Silence)
     positions: dict[str, Position | None] | None = None
     """Task → where it is, None until its stacks have arrived; None if nobody has asked for them."""
@@ -85,8 +85,8 @@ class Supervisor:
     def __post_init__(self, jitter: Callable[[], float], run_id: str) -> None:
         self.gang = Gang(self.plan)
         self.alerts = Alerts(self.gang)
-        self.end = Ending(self.plan, self.gang, self.alerts, run_id)
-        self.restarting = Restarting(self.plan, self.gang, self.end, jitter)
+        self.end = AttemptEnd(self.plan, self.gang, self.alerts, run_id)
+        self.restarting = Restarter(self.plan, self.gang, self.end, jitter)
 
     @property
     def membership(self) -> Membership:
@@ -488,14 +488,15 @@ class Supervisor:
                 self.end.conclude(verdict)
 
     def _finish(self, now: float) -> None:
-        self.restarting.cancel_restarts()
+        # What has not started is not needed after the chief's success, and is no failure.
+        self.restarting.cancel(lambda m: m.is_core and (m.is_restart_due or m.is_to_start))
         if (verdict := self.gang.judge()) is not Next.FINISH:
             self._follow(verdict, now)
             return
         self.end.stop_tasks(self.gang.idle(), "the chief has finished", now)
         for member in self.gang.satisfied(self._last_step):
             self.end.timers.setdefault(f"satisfied {member.name}", now + EVALUATOR_S)
-        if not any(one.is_core and one.is_awaited for one in self.gang.unlike):
+        if not any(member.is_core and member.is_awaited for member in self.gang.unlike):
             self.end.timers.setdefault("late", now + self.end.policy.finish_grace_s)
 
     def _set_deadlines(self) -> None:
@@ -527,7 +528,7 @@ class Supervisor:
         Only tasks that wait now count: the wait of a task that was restarted alone begins again.
         """
         since = self.gang.waits_since
-        if since is None or any(one.has_searched and one.is_core for one in self.gang.unlike):
+        if since is None or any(m.has_searched and m.is_core for m in self.gang.unlike):
             return None  # a tuner that joins after the search waits until the run is over
         return since + self.end.policy.start_deadline_s
 
@@ -591,7 +592,7 @@ class Supervisor:
                     left_s = self.end.policy.finish_grace_s - FINISHING_S
                     self.end.record(ev.Finishing(tasks=waits, left_s=left_s))
             case "satisfied", _:
-                done = [one for one in self.gang.satisfied(self._last_step) if one is member]
+                done = [m for m in self.gang.satisfied(self._last_step) if m is member]
                 self.end.stop_tasks(done, "it has evaluated the last checkpoint", now)
 
     def _ask_positions(self, now: float) -> None:
@@ -623,7 +624,7 @@ class Supervisor:
         description = f"it had not finished {grace_s:g} s after the chief and was stopped"
         for member in unfinished:
             self.gang.blame(member, Kind.UNFINISHED, description)
-        late = [one for one in self.gang.active(lambda one: not one.serves) if one.failure is None]
+        late = [m for m in self.gang.active(lambda m: not m.serves) if m.failure is None]
         for member in late:
             at = positions.get(member.name)
             waits = at is not None and at.activity is Activity.IN_STEP and member.frozen_by is None
@@ -634,7 +635,7 @@ class Supervisor:
         where = {task: at.place for task, at in positions.items()}
         for warning in verdicts.warn_about_late(late, grace_s, self._last_step, where):
             self.end.warn(warning)
-        self.restarting.cancel(lambda one: one.may_run and not one.is_running)
+        self.restarting.cancel(lambda member: member.may_run and not member.is_running)
         self.end.stage = Stage.ENDING_RUN  # the exits decide the outcome
         self.end.stop_tasks(self.gang.running(), "the others have ended", now)
 

@@ -107,8 +107,8 @@ def _describe_difference(failures: Sequence[Failure], core: Sequence[Member]) ->
         per_epoch = {member.name: member.steps_per_epoch for member in trainers}
         in_all = {member.name: member.total_steps for member in trainers}
         for steps, unit in ((per_epoch, " per epoch"), (in_all, "")):
-            if found := _group_names(steps):
-                return f"the tasks train unequal steps{unit}: {found}"
+            if groups := _group_names(steps):
+                return f"the tasks train unequal steps{unit}: {groups}"
     last = {member.name: member.step for member in core}
     places = {
         failure.task: failure.place
@@ -117,8 +117,8 @@ def _describe_difference(failures: Sequence[Failure], core: Sequence[Member]) ->
         if failure.place
     }
     is_apart = len({failure.place for failure in failures if failure.place}) > 1
-    found = _group_names(places) if is_apart else ""
-    return f"the tasks were at different lines: {found}" if found else ""
+    groups = _group_names(places) if is_apart else ""
+    return f"the tasks were at different lines: {groups}" if groups else ""
 
 
 def _group_names(values: Mapping[str, int | str | None]) -> str:
@@ -180,7 +180,7 @@ _MORE_TIME_WITHOUT_HOOKS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Blame:
     """The running tasks to blame, each with the reason, and what follows."""
 
     kind: Kind
@@ -193,18 +193,18 @@ class Verdict:
     """The outcome of the run; None leaves it to the restart policy."""
 
 
-def blame_survivors(core: Sequence[Member], *, is_part: bool) -> Verdict:
+def blame_survivors(core: Sequence[Member], *, is_part: bool) -> Blame:
     """Blame the tasks that still run after all others failed as a consequence.
 
     Where only a part of the gang runs here (`is_part`) the cause is elsewhere: no task is blamed.
     """
     if is_part:
-        return Verdict(Kind.LATE, [], "a task elsewhere failed")
+        return Blame(Kind.LATE, [], "a task elsewhere failed")
     description = "it did not end while the others failed because of it: hung or cut off"
     late = [
         (member, description) for member in core if member.is_running and not member.restarts_alone
     ]
-    return Verdict(Kind.LATE, late, "it outlived the others' failure")
+    return Blame(Kind.LATE, late, "it outlived the others' failure")
 
 
 def leaves_preempted(core: Sequence[Member]) -> bool:
@@ -219,10 +219,10 @@ def leaves_preempted(core: Sequence[Member]) -> bool:
     return preempted and any(member.saves_on_sigterm for member in rest)
 
 
-def blame_frozen(member: Member) -> Verdict:
+def blame_frozen(member: Member) -> Blame:
     """Blame `member`, which a signal has stopped for `FROZEN_S`."""
     description = f"stopped by {signal_name(member.frozen_by or 0)} for {FROZEN_S:.0f} s"
-    return Verdict(Kind.FROZEN, [(member, description)], "another task was stopped")
+    return Blame(Kind.FROZEN, [(member, description)], "another task was stopped")
 
 
 def warn_about_late(
@@ -251,11 +251,6 @@ def warn_about_late(
     return warnings
 
 
-def warn_about_forgiven(failure: Failure) -> str:
-    """Return the warning about a task whose failure does not count after the chief's success."""
-    return f"{failure.task} failed once the chief had succeeded: {failure.reason}"
-
-
 def _not_evaluated(member: Member, last_step: int | None) -> str:
     """Return what an evaluator has not evaluated; an empty string where nothing is known."""
     if member.is_core or not member.is_hooked:
@@ -268,7 +263,7 @@ def _not_evaluated(member: Member, last_step: int | None) -> str:
     return f"not evaluated the last checkpoint, of step {last_step:,}, only step {done:,}"
 
 
-def blame_deserted_chief(core: Sequence[Member]) -> Verdict:
+def blame_deserted_chief(core: Sequence[Member]) -> Blame:
     """Blame a chief that runs on after all tasks it works with have ended for good.
 
     Where those failed, they are to blame and not the chief.
@@ -277,7 +272,7 @@ def blame_deserted_chief(core: Sequence[Member]) -> Verdict:
     description = "it still ran after all tasks it works with had ended"
     remaining = [(m, description) for m in core if m.is_running and not m.serves and not failed]
     why = "all tasks that the chief works with have ended"
-    return Verdict(Kind.LATE, remaining, why, outcome=Outcome(Status.FAILED, 1))
+    return Blame(Kind.LATE, remaining, why, outcome=Outcome(Status.FAILED, 1))
 
 
 def deserted_grace_s(plan: Plan, core: Sequence[Member]) -> float:
@@ -308,7 +303,7 @@ def blame_missing(
     last_lines: Mapping[str, str],
     now: float,
     elsewhere: Sequence[str],
-) -> Verdict:
+) -> Blame:
     """Blame the tasks that others wait for (`find_missing`), each with its age and last line."""
     named = [
         (member, _describe_absence(member, last_lines.get(member.name, ""), now))
@@ -321,7 +316,7 @@ def blame_missing(
         fix="see the stacks of all tasks in their logs; "
         "to wait longer: --set supervision.start_deadline_s=SECONDS",
     )
-    return Verdict(Kind.LATE, named, why, wants_stacks=True, outcome=Outcome.of(error))
+    return Blame(Kind.LATE, named, why, wants_stacks=True, outcome=Outcome.of(error))
 
 
 def _describe_absence(member: Member, last_line: str, now: float) -> str:
@@ -339,13 +334,13 @@ def _describe_absence(member: Member, last_line: str, now: float) -> str:
     return state + (f'; its last line: "{last_line}"' if last_line else "; it has written nothing")
 
 
-def blame_stalled(core: Sequence[Member], silent_s: float, stall: Stall | None) -> Verdict:
+def blame_stalled(core: Sequence[Member], silent_s: float, stall: Stall | None) -> Blame:
     """Blame the task that the others wait for (`stalls.explain`), else the one furthest behind."""
     running = [member for member in core if member.is_running]
     if stopped := [member for member in running if member.frozen_by is not None]:
         by = signal_name(stopped[0].frozen_by or 0)
         why = f"stopped by {by}, and all others wait for it"
-        return Verdict(Kind.FROZEN, [(stopped[0], why)], why)
+        return Blame(Kind.FROZEN, [(stopped[0], why)], why)
     causes = stall.causes if stall is not None else ()
     named = [member for member in running if member.name in causes]
     last = min(
@@ -356,7 +351,7 @@ def blame_stalled(core: Sequence[Member], silent_s: float, stall: Stall | None) 
     if stall is not None:
         description += f": {stall.what}"
     why = f"no task reported anything for {silent_s:.0f} s"
-    return Verdict(Kind.STALLED, [(last, description)], why)
+    return Blame(Kind.STALLED, [(last, description)], why)
 
 
 def run_deadline_outcome(deadline_s: float, stall: str, run_id: str) -> Outcome:

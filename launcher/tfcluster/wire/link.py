@@ -24,7 +24,7 @@ from tfcluster.agent.message_fields import replace
 from tfcluster.node_loss import NodeLoss
 from tfcluster.wire import file_transfer, messages
 from tfcluster.wire.file_transfer import RemoteFiles
-from tfcluster.wire.messages import FileSlice, Frame, LinkBack, LinkCut, Log, Refused
+from tfcluster.wire.messages import FileSlice, Frame, HelloRefused, LinkBack, LinkCut, Log
 
 
 class AgentHandle:
@@ -139,7 +139,7 @@ class AgentLink:
         """File transfer with the node, if it shares no file system with the coordinator."""
 
     async def open(self) -> None:
-        """Dial the agent and exchange hellos. Raises OSError, ProtocolError or Refused."""
+        """Dial the agent and exchange hellos. Raises OSError, ProtocolError or HelloRefused."""
         self._tasks = [asyncio.create_task(self._receive(await self._connect()))]
         if self._lease_s is not None:
             self._tasks.append(asyncio.create_task(self._ping()))
@@ -297,8 +297,8 @@ class AgentLink:
             name, offset, data = protocol.read_data(payload)
             if kind == protocol.LOG and offset != protocol.NOT_IN_FILE:
                 self.log_offsets[name] = offset + len(data)
-            found = Log if kind == protocol.LOG else FileSlice
-            self._put(found(name=name, offset=offset, data=data))
+            message_class = Log if kind == protocol.LOG else FileSlice
+            self._put(message_class(name=name, offset=offset, data=data))
         return False
 
     def _take(self, report: msg.Report) -> None:
@@ -345,7 +345,7 @@ class AgentLink:
         loop = asyncio.get_running_loop()
         while loop.time() < self.heard_at + lease_s:
             await asyncio.sleep(pause_s)
-            with contextlib.suppress(OSError, TimeoutError, protocol.ProtocolError, Refused):
+            with contextlib.suppress(OSError, TimeoutError, protocol.ProtocolError, HelloRefused):
                 return await self._connect()
             if await self._agent.has_gone():
                 return None

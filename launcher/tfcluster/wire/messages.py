@@ -58,7 +58,7 @@ class Reconnected(LinkReport):
     """The connection is a new one: all questions must be asked again."""
 
 
-class Hurried(LinkReport):
+class RateLifted(LinkReport):
     """No task trains on the node any more: reads need not be slow."""
 
 
@@ -66,7 +66,7 @@ class Unknown(LinkReport):
     """A message of a type that this version does not know; it is ignored."""
 
 
-class Refused(Exception):
+class HelloRefused(Exception):
     """The agent answered the hello with a refusal; the text is its reason."""
 
 
@@ -97,7 +97,7 @@ async def read_welcome(
 ) -> tuple[msg.Welcome, list[Frame]]:
     """Return the agent's answer to a hello, and the frames that arrived with it.
 
-    Raises Refused, ProtocolError, and ConnectionResetError if the agent closed the connection.
+    Raises HelloRefused, ProtocolError, and ConnectionResetError if the agent closed the connection.
     """
     while data := await reader.read(_READ_BYTES):
         frames = list(decoder.feed(data))
@@ -105,7 +105,7 @@ async def read_welcome(
             if kind == protocol.CONTROL:
                 match read_report(protocol.read_control(payload)):
                     case msg.Refused(reason=reason):
-                        raise Refused(reason)
+                        raise HelloRefused(reason)
                     case msg.Welcome() as welcome:
                         return welcome, frames[number + 1 :]
                     case other:

@@ -38,7 +38,7 @@ _END_S = 5.0
 """Seconds in which cancelled work removes what it has written; a dead disk may hang."""
 
 
-class Run(Protocol):
+class DiskWork(Protocol):
     """Does work on a disk: `asyncio.to_thread`, or `at_once` where nothing else uses the loop."""
 
     def __call__(self, work: Callable[..., Any], /, *args: Any) -> Awaitable[Any]: ...
@@ -56,10 +56,10 @@ def grows(path: str) -> bool:
 def is_same(target: Path, entry: Entry) -> bool:
     """Return whether `target` has the size and the time of the file `entry`, so is its copy."""
     try:
-        found = target.stat()
+        status = target.stat()
     except OSError:
         return False
-    return (found.st_size, found.st_mtime_ns) == (entry.size, entry.mtime_ns)
+    return (status.st_size, status.st_mtime_ns) == (entry.size, entry.mtime_ns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class RemoteFolder:
     rate: float | None = None
     """The limit in bytes per second, None for none."""
     stopped: Stopped = never
-    run: Run = asyncio.to_thread
+    run: DiskWork = asyncio.to_thread
 
     async def scan(
         self, *, most: int = budgets.LISTED_CHECKPOINTS, changes: bool = False
@@ -188,7 +188,7 @@ class _Writer:
     Slices are synced to the disk while more arrive, so that the end has little to wait for.
     """
 
-    def __init__(self, path: Path, run: Run) -> None:
+    def __init__(self, path: Path, run: DiskWork) -> None:
         self.path, self._run = path, run
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         self._hash = hashlib.sha512()
@@ -197,7 +197,7 @@ class _Writer:
         self._busy: set[asyncio.Future[None]] = set()
 
     @classmethod
-    async def open(cls, path: Path, start: int, end: int, run: Run) -> Self:
+    async def open(cls, path: Path, start: int, end: int, run: DiskWork) -> Self:
         """Open a file of which the bytes before `end` stay; those from `start` on are hashed."""
         writer = cls(path, run)
         os.ftruncate(writer._fd, end)

@@ -71,7 +71,7 @@ def test_python39_starts_attempts_and_reports_a_stopped_task(rig39: Rig) -> None
     rig39.start("sleep", "300")
     rig39.peer.send("signal", tasks=["worker:0"], signal=19)
     assert rig39.peer.take("task_frozen")["signal"] == 19
-    rig39.peer.send("die")
+    rig39.peer.send("kill_agent")
     wait_until(lambda: not is_alive(rig39.guard_pid))
 
 

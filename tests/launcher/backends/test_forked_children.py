@@ -9,6 +9,7 @@ import os
 import stat
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -62,7 +63,7 @@ async def sweeper(folder: Path) -> AsyncIterator[None]:
 
 @contextlib.asynccontextmanager
 async def control_socket(folder: Path) -> AsyncIterator[None]:
-    async with control.serve(folder / "private" / "socket", lambda why, now: None, dict):
+    async with control.serve(folder / "private" / "socket", Mock()):
         yield
 
 

@@ -70,7 +70,7 @@ def entry(folder: Path, *argv: str) -> msg.TaskOrder:
 async def take(messages: AsyncIterator[msg.Report], kind: type[_R]) -> _R:
     """Return the next message but for the use of memory; it must be of this kind."""
     message = await anext(messages)
-    while isinstance(message, msg.Usage):
+    while isinstance(message, msg.NodeUsage):
         message = await anext(messages)
     assert isinstance(message, kind)
     return message
@@ -118,7 +118,7 @@ async def test_the_guard_of_a_killed_agent_leaves_the_next_agents_files_alone(fo
         await first.send(hold_port(0))
         port = (await take(aiter(first), msg.PortsHeld)).ports["worker:0"]
         os.kill(first.welcome.guard_pid, signal.SIGSTOP)
-        await first.send(msg.Die())
+        await first.send(msg.KillAgent())
         assert [message async for message in first] == []
         async with connected(folder) as second:
             await second.send(hold_port(port))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tfcluster.checkpoints.completeness import (
+    CheckpointKind,
     Entry,
-    Kind,
     find,
     number_in_name,
     oldest_first,
@@ -20,39 +20,46 @@ SAVED_MODEL = ("m/saved_model.pb", *(f"m/{p}" for p in prefix("variables/variabl
 @pytest.mark.parametrize(
     ("names", "kind", "path", "number"),
     [
-        (prefix("ckpt-12"), Kind.TF_CHECKPOINT, "ckpt-12", 12),
-        (prefix("ckpt-12", shards=3), Kind.TF_CHECKPOINT, "ckpt-12", 12),
-        (prefix("deep/er/cp-0007.ckpt"), Kind.TF_CHECKPOINT, "deep/er/cp-0007.ckpt", 7),
-        (prefix("weights"), Kind.TF_CHECKPOINT, "weights", None),
-        ((*prefix("ckpt-1"), "checkpoint"), Kind.TF_CHECKPOINT, "ckpt-1", 1),
+        (prefix("ckpt-12"), CheckpointKind.TF_CHECKPOINT, "ckpt-12", 12),
+        (prefix("ckpt-12", shards=3), CheckpointKind.TF_CHECKPOINT, "ckpt-12", 12),
+        (prefix("deep/er/cp-0007.ckpt"), CheckpointKind.TF_CHECKPOINT, "deep/er/cp-0007.ckpt", 7),
+        (prefix("weights"), CheckpointKind.TF_CHECKPOINT, "weights", None),
+        ((*prefix("ckpt-1"), "checkpoint"), CheckpointKind.TF_CHECKPOINT, "ckpt-1", 1),
         (
             (*prefix("model.ckpt-300"), "model.ckpt-300.meta", "graph.pbtxt"),
-            Kind.ESTIMATOR,
+            CheckpointKind.ESTIMATOR,
             "model.ckpt-300",
             300,
         ),
-        ((*prefix("model-5"), "model-5.meta"), Kind.ESTIMATOR, "model-5", 5),
-        (SAVED_MODEL, Kind.SAVED_MODEL, "m", None),
-        (("export/3/saved_model.pb",), Kind.SAVED_MODEL, "export/3", 3),
-        (("export/1700000000/saved_model.pb",), Kind.SAVED_MODEL, "export/1700000000", None),
-        (("saved_model.pb",), Kind.SAVED_MODEL, ".", None),
-        (("model.keras",), Kind.KERAS, "model.keras", None),
-        (("weights.03.weights.h5",), Kind.WEIGHTS, "weights.03.weights.h5", 3),
-        (("w.05-0.43.hdf5",), Kind.WEIGHTS, "w.05-0.43.hdf5", 5),
-        (prefix("backup/chief/ckpt-4"), Kind.BACKUP, "backup", 4),
-        (prefix("chief/ckpt-4"), Kind.BACKUP, ".", 4),
-        (("b/latest.weights.h5", "b/training_metadata.json"), Kind.BACKUP, "b", None),
+        ((*prefix("model-5"), "model-5.meta"), CheckpointKind.ESTIMATOR, "model-5", 5),
+        (SAVED_MODEL, CheckpointKind.SAVED_MODEL, "m", None),
+        (("export/3/saved_model.pb",), CheckpointKind.SAVED_MODEL, "export/3", 3),
+        (
+            ("export/1700000000/saved_model.pb",),
+            CheckpointKind.SAVED_MODEL,
+            "export/1700000000",
+            None,
+        ),
+        (("saved_model.pb",), CheckpointKind.SAVED_MODEL, ".", None),
+        (("model.keras",), CheckpointKind.KERAS, "model.keras", None),
+        (("weights.03.weights.h5",), CheckpointKind.WEIGHTS, "weights.03.weights.h5", 3),
+        (("w.05-0.43.hdf5",), CheckpointKind.WEIGHTS, "w.05-0.43.hdf5", 5),
+        (prefix("backup/chief/ckpt-4"), CheckpointKind.BACKUP, "backup", 4),
+        (prefix("chief/ckpt-4"), CheckpointKind.BACKUP, ".", 4),
+        (("b/latest.weights.h5", "b/training_metadata.json"), CheckpointKind.BACKUP, "b", None),
     ],
 )
 def test_a_complete_checkpoint_is_found(
-    names: tuple[str, ...], kind: Kind, path: str, number: int | None
+    names: tuple[str, ...], kind: CheckpointKind, path: str, number: int | None
 ) -> None:
     now = listing(*names)
 
     (found,) = find(now, now)
 
     assert (found.kind, found.path, found.number) == (kind, path, number)
-    assert found.step == (number if kind is Kind.ESTIMATOR else None), "others count saves, epochs"
+    assert found.step == (number if kind is CheckpointKind.ESTIMATOR else None), (
+        "others count saves, epochs"
+    )
 
 
 @pytest.mark.parametrize(
@@ -153,8 +160,12 @@ def test_a_saved_model_next_to_checkpoints_holds_only_its_own_files() -> None:
 
     files = {found.kind: [entry.path for entry in found.files] for found in find(now, None)}
 
-    assert files[Kind.SAVED_MODEL] == ["assets/words.txt", "saved_model.pb"]
-    assert set(files) == {Kind.SAVED_MODEL, Kind.KERAS, Kind.TF_CHECKPOINT}
+    assert files[CheckpointKind.SAVED_MODEL] == ["assets/words.txt", "saved_model.pb"]
+    assert set(files) == {
+        CheckpointKind.SAVED_MODEL,
+        CheckpointKind.KERAS,
+        CheckpointKind.TF_CHECKPOINT,
+    }
 
 
 def test_a_rewritten_graph_does_not_make_another_checkpoint() -> None:
@@ -212,7 +223,9 @@ def test_the_number_in_a_checkpoint_s_name_is_found(name: str, number: int | Non
 )
 def test_a_backup_that_changes_between_any_two_listings_is_found(names: tuple[str, ...]) -> None:
     before, now = listing(*names), listing(*((name, 10, 2) for name in names))
-    assert [(found.kind, found.path) for found in find(now, before)] == [(Kind.BACKUP, "b")]
+    assert [(found.kind, found.path) for found in find(now, before)] == [
+        (CheckpointKind.BACKUP, "b")
+    ]
 
 
 @pytest.mark.parametrize(

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from tfcluster.agent.catalogue import Saved
-from tfcluster.checkpoints.completeness import Kind
+from tfcluster.checkpoints.completeness import CheckpointKind
 from tfcluster.checkpoints.gatherer import Gatherer
 from tfcluster.checkpoints.store import Gathered, Store, deliver, load_hint, open_for_reading
 
 from .files import write_hdf5, write_keras, write_prefix, write_saved_model
 
 
-def gather(tmp_path: Path) -> dict[Kind, Gathered]:
+def gather(tmp_path: Path) -> dict[CheckpointKind, Gathered]:
     Gatherer(tmp_path / "chief", store := Store(tmp_path / "store")).gather_last()
     return {held.kind: held for held in store.held}
 
@@ -27,7 +27,7 @@ def test_the_newest_checkpoint_and_the_outputs_are_copied(tmp_path: Path) -> Non
     to.mkdir()
     (to / "mine.txt").write_text("mine")
 
-    written = deliver(gather(tmp_path)[Kind.TF_CHECKPOINT], tmp_path / "outputs", to)
+    written = deliver(gather(tmp_path)[CheckpointKind.TF_CHECKPOINT], tmp_path / "outputs", to)
 
     names = {path.relative_to(to).as_posix() for path in to.rglob("*") if path.is_file()}
     assert {path.relative_to(to).as_posix() for path in written} == names - {"mine.txt"}
@@ -43,7 +43,7 @@ def test_the_newest_checkpoint_and_the_outputs_are_copied(tmp_path: Path) -> Non
     write_saved_model(tmp_path / "chief" / "exported")
     other = tmp_path / "other"
     assert deliver(None, tmp_path / "not there", other) == ()
-    deliver(gather(tmp_path)[Kind.SAVED_MODEL], None, other)
+    deliver(gather(tmp_path)[CheckpointKind.SAVED_MODEL], None, other)
     assert (other / "exported" / "variables" / "variables.index").exists()
     assert not (other / "checkpoint").exists()
 
@@ -51,19 +51,19 @@ def test_the_newest_checkpoint_and_the_outputs_are_copied(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("kind", "hint"),
     [
-        (Kind.TF_CHECKPOINT, "tf.train.load_checkpoint('{path}')"),
-        (Kind.SAVED_MODEL, "tf.saved_model.load('{path}')"),
-        (Kind.KERAS, "keras.models.load_model('{path}')"),
-        (Kind.WEIGHTS, "model.load_weights('{path}')"),
-        (Kind.ESTIMATOR, "tf.train.load_checkpoint('{path}')"),
+        (CheckpointKind.TF_CHECKPOINT, "tf.train.load_checkpoint('{path}')"),
+        (CheckpointKind.SAVED_MODEL, "tf.saved_model.load('{path}')"),
+        (CheckpointKind.KERAS, "keras.models.load_model('{path}')"),
+        (CheckpointKind.WEIGHTS, "model.load_weights('{path}')"),
+        (CheckpointKind.ESTIMATOR, "tf.train.load_checkpoint('{path}')"),
         (
-            Kind.BACKUP,
+            CheckpointKind.BACKUP,
             "tf.train.Checkpoint(model=model).restore('{path}/chief/ckpt-1').expect_partial()",
         ),
     ],
 )
 def test_the_hint_names_the_call_and_the_absolute_path(
-    tmp_path: Path, kind: Kind, hint: str
+    tmp_path: Path, kind: CheckpointKind, hint: str
 ) -> None:
     chief = tmp_path / "chief"
     write_prefix(chief / "c", "ckpt-1")
@@ -97,5 +97,5 @@ def test_a_backup_of_keras_3_is_loaded_as_weights(tmp_path: Path) -> None:
     backup = tmp_path / "chief" / "backup"
     write_hdf5(backup / "latest.weights.h5")
     (backup / "training_metadata.json").write_text("{}")
-    gathered = gather(tmp_path)[Kind.BACKUP]
+    gathered = gather(tmp_path)[CheckpointKind.BACKUP]
     assert load_hint(gathered) == f"model.load_weights('{gathered.folder}/latest.weights.h5')"

@@ -16,7 +16,7 @@ from tests.privileges import without_override
 
 from tfcluster.agent.catalogue import Saved
 from tfcluster.checkpoints import copying
-from tfcluster.checkpoints.completeness import Checkpoint, Kind, Newest
+from tfcluster.checkpoints.completeness import Checkpoint, CheckpointKind, Newest
 from tfcluster.checkpoints.copying import CancelledError, LocalSource, copy_verified
 from tfcluster.checkpoints.gatherer import Gatherer
 from tfcluster.checkpoints.store import Gathered, Store, fill, newest_of
@@ -118,7 +118,7 @@ def test_a_clock_that_is_set_back_loses_no_checkpoint(
     assert {"ckpt-30", "ckpt-35", "ckpt-40"} <= set(held)
     assert newest_of(store.state()) == Newest(40, "ckpt-40")
     assert latest(store.root) == "ckpt-40/ckpt-40"
-    (model,) = (one for one in store.state() if one.kind is Kind.KERAS)
+    (model,) = (one for one in store.state() if one.kind is CheckpointKind.KERAS)
     assert model.path.read_bytes() == (chief / "model.keras").read_bytes()
 
 
@@ -355,20 +355,22 @@ def test_a_cancelled_call_returns_soon_and_leaves_nothing(
     assert [gathered.save for gathered in gatherer.gather_last()] == [1], "at the end it does"
 
 
-@pytest.mark.parametrize("others", [set(), {Kind.TF_CHECKPOINT}])
+@pytest.mark.parametrize("others", [set(), {CheckpointKind.TF_CHECKPOINT}])
 def test_a_backup_that_keras_deleted_is_removed_from_the_store(
-    chief: Path, gatherer: Gatherer, clock: Clock, others: set[Kind]
+    chief: Path, gatherer: Gatherer, clock: Clock, others: set[CheckpointKind]
 ) -> None:
     write_prefix(chief / "backup" / "chief", "ckpt-1")
     if others:
         write_prefix(chief, "ckpt-9")
     gather_steps(gatherer, clock)
-    assert {held.kind for held in gatherer.store.held} == {Kind.BACKUP, *others}
+    assert {held.kind for held in gatherer.store.held} == {CheckpointKind.BACKUP, *others}
 
     shutil.rmtree(chief / "backup")
     gatherer.gather_last(may_be_new=True)
     gatherer.gather_last(salvaged=chief)
-    assert Kind.BACKUP in {held.kind for held in gatherer.store.held}, "a new node has no files"
+    assert CheckpointKind.BACKUP in {held.kind for held in gatherer.store.held}, (
+        "a new node has no files"
+    )
 
     gatherer.gather_last()
     assert {held.kind for held in gatherer.store.held} == others
@@ -385,7 +387,11 @@ def test_a_backup_that_is_being_rewritten_is_gathered_complete_or_not_at_all(
                 gatherer.gather_last()
             else:
                 gather_steps(gatherer, clock, 1)
-            held = [gathered for gathered in gatherer.store.held if gathered.kind is Kind.BACKUP]
+            held = [
+                gathered
+                for gathered in gatherer.store.held
+                if gathered.kind is CheckpointKind.BACKUP
+            ]
             backups += [read_keras_3_backup(gathered.folder) for gathered in held]
     assert backups == [(1, 1)] * 5 + [(2, 2)]
 
@@ -402,7 +408,7 @@ def test_a_backup_of_an_earlier_run_is_kept_until_it_is_put_back(
 
     gather_steps(resumed, clock)
 
-    assert Kind.BACKUP in {held.kind for held in resumed.store.held}
+    assert CheckpointKind.BACKUP in {held.kind for held in resumed.store.held}
 
 
 def test_an_estimator_that_restarts_and_rewrites_its_graph_loses_nothing(
@@ -418,7 +424,7 @@ def test_an_estimator_that_restarts_and_rewrites_its_graph_loses_nothing(
     gatherer.gather_last()
 
     (held,) = Store(gatherer.store.root).held
-    assert (held.step, held.kind) == (5, Kind.ESTIMATOR)
+    assert (held.step, held.kind) == (5, CheckpointKind.ESTIMATOR)
 
 
 FILL_A_SMALL_DISK = """

@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from tfcluster.checkpoints.completeness import Kind
+from tfcluster.checkpoints.completeness import CheckpointKind
 from tfcluster.checkpoints.copying import sha512
 from tfcluster.checkpoints.store import Store, open_for_reading
 
@@ -36,7 +36,7 @@ def test_a_store_whose_process_was_killed_a_dozen_times_is_complete(tmp_path: Pa
         Store(root)
         assert_complete(root)
         assert not list(root.glob(".*"))
-        saves = [g.save for g in open_for_reading(root) if g.kind is Kind.TF_CHECKPOINT]
+        saves = [g.save for g in open_for_reading(root) if g.kind is CheckpointKind.TF_CHECKPOINT]
         newest.append(max(save or 0 for save in saves))
 
     assert newest == sorted(newest)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tfcluster.checkpoints.completeness import Kind
+from tfcluster.checkpoints.completeness import CheckpointKind
 from tfcluster.checkpoints.gatherer import Gatherer
 from tfcluster.checkpoints.store import Store
 from tfcluster.nodes.task_folders import LocalTarget, put_back
@@ -59,20 +59,20 @@ def test_all_saved_checkpoints_are_gathered_and_restored_from_a_moved_store(
 
     assert gatherer.take_notes() == []
     assert {(g.checkpoint.path, g.kind, g.save) for g in gathered} == {
-        ("tf/ckpt-2", Kind.TF_CHECKPOINT, 2),
-        ("tf/ckpt-3", Kind.TF_CHECKPOINT, 3),
-        ("weights/cp-0007.ckpt", Kind.TF_CHECKPOINT, None),
-        ("weights.03.weights.h5", Kind.WEIGHTS, None),
-        ("model.keras", Kind.KERAS, None),
-        ("whole.h5", Kind.WEIGHTS, None),
-        ("exported", Kind.SAVED_MODEL, None),
-        ("plain/1", Kind.SAVED_MODEL, None),
-        ("backup", Kind.BACKUP, None),
+        ("tf/ckpt-2", CheckpointKind.TF_CHECKPOINT, 2),
+        ("tf/ckpt-3", CheckpointKind.TF_CHECKPOINT, 3),
+        ("weights/cp-0007.ckpt", CheckpointKind.TF_CHECKPOINT, None),
+        ("weights.03.weights.h5", CheckpointKind.WEIGHTS, None),
+        ("model.keras", CheckpointKind.KERAS, None),
+        ("whole.h5", CheckpointKind.WEIGHTS, None),
+        ("exported", CheckpointKind.SAVED_MODEL, None),
+        ("plain/1", CheckpointKind.SAVED_MODEL, None),
+        ("backup", CheckpointKind.BACKUP, None),
     }
     assert {g.step for g in gathered} == {None}, "no step was reported"
     moved = (tmp_path / "store").rename(tmp_path / "moved")
     rows = [{"kind": g.kind, "path": str(g.path)} for g in Store(moved).held]
-    wanted = "\n".join(json.dumps(row) for row in rows if row["kind"] != Kind.BACKUP)
+    wanted = "\n".join(json.dumps(row) for row in rows if row["kind"] != CheckpointKind.BACKUP)
     run(python, "load", chief, moved, stdin=wanted)
 
 
@@ -87,6 +87,6 @@ def test_a_task_finds_the_state_that_was_put_back(python: str, tmp_path: Path) -
 
     asyncio.run(put_back(gatherer.store.state(), [LocalTarget(task)], beside=tmp_path))
 
-    row = json.dumps({"kind": Kind.TF_CHECKPOINT, "path": str(task / "tf" / "ckpt-3")})
+    row = json.dumps({"kind": CheckpointKind.TF_CHECKPOINT, "path": str(task / "tf" / "ckpt-3")})
     run(python, "load", chief, task / "tf", stdin=row)
     assert (task / "backup" / "chief" / "checkpoint").exists()

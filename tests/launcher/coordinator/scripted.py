@@ -38,7 +38,7 @@ from tfcluster.rundir.snapshot import RunSnapshot
 from tfcluster.spec import LaunchOptions
 from tfcluster.supervision.decisions import Outcome
 from tfcluster.wire.link import AgentLink, Streams
-from tfcluster.wire.messages import Refused
+from tfcluster.wire.messages import HelloRefused
 
 LOCAL, REMOTE = "local", "10.0.0.2"
 DAY_S = 86_400.0
@@ -201,8 +201,8 @@ class Agent:
             case "stop":
                 for task in [name for name in order["tasks"] if name in self.running]:
                     self.exit(task, signal=15, ended_by="tfcluster")
-            case "look":
-                self.say({"type": "looked", **number, "folder": self.workdir})
+            case "find_marked_folder":
+                self.say({"type": "marked_folder", **number, "folder": self.workdir})
             case "scan":
                 self.say({"type": "scanned", **number, "entries": []})
             case "receive" if not order.get("more"):
@@ -260,7 +260,7 @@ class FakeNodes(Nodes):
         link = AgentLink(self.agents[node.name].dial, hello, lease_s=lease)
         try:
             await link.open()
-        except (OSError, TimeoutError, protocol.ProtocolError, Refused) as error:
+        except (OSError, TimeoutError, protocol.ProtocolError, HelloRefused) as error:
             nature = self.agents[node.name].refusal.nature
             raise NodeLostError(f"{node.name} cannot be reached: {error}", nature=nature) from error
         return link

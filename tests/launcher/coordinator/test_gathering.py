@@ -17,7 +17,7 @@ from tests.launcher.checkpoints.files import flip_a_bit, write_prefix
 from tests.launcher.conftest import plan_of
 
 from tfcluster.agent.catalogue import Saved
-from tfcluster.checkpoints.completeness import Checkpoint, Entry, Kind, Newest
+from tfcluster.checkpoints.completeness import Checkpoint, CheckpointKind, Entry, Newest
 from tfcluster.checkpoints.copying import CancelledError, SourceChangedError, Stopped
 from tfcluster.checkpoints.store import Gathered, newest_of
 from tfcluster.coordinator.gathering import NOTHING, RunGathering
@@ -29,7 +29,7 @@ from tfcluster.rundir import events as ev
 from tfcluster.rundir.events import Event
 from tfcluster.rundir.paths import RunPaths
 
-EMPTY = Checkpoint(Kind.TF_CHECKPOINT, "ckpt-1", (), ())
+EMPTY = Checkpoint(CheckpointKind.TF_CHECKPOINT, "ckpt-1", (), ())
 FULL = OSError(errno.ENOSPC, "No space left on device")
 
 

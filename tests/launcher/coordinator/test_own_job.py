@@ -21,7 +21,7 @@ from tests.launcher.coordinator.scripted import (
 
 from tfcluster.backends import jobs
 from tfcluster.backends.jobs import Ending, OwnJob
-from tfcluster.coordinator.foreground import Session, count_vain_starts, find_interrupted
+from tfcluster.coordinator.foreground import RunSession, count_vain_starts, find_interrupted
 from tfcluster.coordinator.gathering import NOTHING, RunGathering
 from tfcluster.coordinator.starter import End, Launch
 from tfcluster.errors import JobEndedError
@@ -215,7 +215,7 @@ def start_job(
     """Run the `start`-th start of a run's job, which is ended when `newest` has been saved."""
     monkeypatch.setattr(jobs, "own", lambda backend: OwnJob("slurm", "7", start - 1))
 
-    async def run(self: Session, *_: Any) -> Outcome:
+    async def run(self: RunSession, *_: Any) -> Outcome:
         self.run_writer.record(TaskStarted(task="worker:0", attempt=start, node=LOCAL, pid=1))
         monkeypatch.setattr(RunGathering, "mark_newest", lambda self: newest)
         why, limit = "its time limit is near", "runtime.slurm.time"
@@ -223,8 +223,8 @@ def start_job(
         self.run_writer.record(outcome.event())
         return outcome
 
-    monkeypatch.setattr(Session, "_run", run)
-    return Session(Launch(plan=plan, spec={}), paths).run(lambda plan: None)
+    monkeypatch.setattr(RunSession, "_run", run)
+    return RunSession(Launch(plan=plan, spec={}), paths).run(lambda plan: None)
 
 
 def submitted_run(tmp_path: Path, paths: RunPaths) -> Plan:

@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 import pytest
 from tests.launcher.checkpoints.files import flip_a_bit, write_prefix
 
-from tfcluster.checkpoints.completeness import Checkpoint, Entry, Kind
+from tfcluster.checkpoints.completeness import Checkpoint, CheckpointKind, Entry
 from tfcluster.checkpoints.copying import SourceChangedError
 from tfcluster.checkpoints.gatherer import Gatherer
 from tfcluster.checkpoints.store import Gathered, Store
@@ -111,7 +111,7 @@ def test_what_could_not_be_added_is_tried_again(tmp_path: Path) -> None:
     there = Refusing(OSError("No space left on device"))
     (tmp_path / "model.h5").mkdir()
     (tmp_path / "model.h5" / "model.h5").write_bytes(b"data")
-    checkpoint = Checkpoint(Kind.WEIGHTS, "model.h5", (Entry("model.h5", 4, 1),), ())
+    checkpoint = Checkpoint(CheckpointKind.WEIGHTS, "model.h5", (Entry("model.h5", 4, 1),), ())
     held = [Gathered(checkpoint, tmp_path / "model.h5", 1, ("d" * 64,), 1)]
     follower = Follower(there, beside=tmp_path)
     with pytest.raises(OSError, match="No space"):
@@ -128,7 +128,7 @@ def test_files_of_the_store_are_linked_and_not_copied_before_sending(tmp_path: P
     (stored / "ckpt-1.index").write_bytes(b"index")
     (stored / "ckpt-1.data-00000-of-00001").write_bytes(b"data")
     entries = (Entry("in/ckpt-1.data-00000-of-00001", 4, 1), Entry("in/ckpt-1.index", 5, 2))
-    checkpoint = Checkpoint(Kind.TF_CHECKPOINT, "in/ckpt-1", entries, ())
+    checkpoint = Checkpoint(CheckpointKind.TF_CHECKPOINT, "in/ckpt-1", entries, ())
     digests = ("d" * 128, "e" * 64)
     gathered = Gathered(checkpoint, stored, 1, digests, 2)
     (tmp_path / "outgoing").mkdir()

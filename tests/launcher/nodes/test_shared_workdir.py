@@ -22,7 +22,9 @@ BUNDLE = "~/.cache/tfcluster/bundles/0123"
 
 
 def find(mark: Mark, *folders: str, **changes: Any) -> str | None:
-    order = msg.Look(id=1, folders=folders, name=mark.name, text=mark.text, inode=mark.inode)
+    order = msg.FindMarkedFolder(
+        id=1, folders=folders, name=mark.name, text=mark.text, inode=mark.inode
+    )
     return find_marked_folder(message_fields.replace(order, **changes)).folder
 
 

@@ -18,8 +18,7 @@ from tfcluster.nodes.task_folders import TaskFolders
 from tfcluster.plans.plan import NodePlan
 from tfcluster.plans.remote_paths import NodePaths
 from tfcluster.rundir.paths import RunPaths
-from tfcluster.wire.file_sending import RemoteFilesError
-from tfcluster.wire.file_transfer import RemoteFiles
+from tfcluster.wire.file_transfer import RemoteFiles, RemoteFilesError
 
 NODES = ("10.0.0.1", "10.0.0.2")
 

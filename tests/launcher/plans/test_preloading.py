@@ -10,14 +10,14 @@ import pytest
 from tfcluster.plans import preloading
 from tfcluster.plans.imports import Code
 from tfcluster.plans.plan import Command, Plan
-from tfcluster.plans.preloading import Preload, preload_on
+from tfcluster.plans.preloading import PreloadPlan, preload_on
 
 Planner = Callable[..., Plan]
 KERAS_JOB = Code(frozenset({"tensorflow", "numpy", "os"}), frozenset({"keras"}))
 PLAIN_JOB = Code(frozenset({"json", "numpy"}))
 
 
-def on(plan: Plan, node: str = "local") -> Preload:
+def on(plan: Plan, node: str = "local") -> PreloadPlan:
     preload = preload_on(plan, node)
     assert preload is not None
     return preload

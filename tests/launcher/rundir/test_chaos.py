@@ -66,7 +66,7 @@ def test_the_coordinator_kills_agents_and_tasks_inject_other_faults() -> None:
     faults = chaos.parse(["kill-agent local at step 7", "kill worker:1 at step 7"], plan_of())
     assert faults[0].witness == W0, "the chief counts the steps"
     assert chaos.ordered(faults, faults[0].text) == faults[0]
-    assert chaos.order(faults[0]) == msg.Die()
+    assert chaos.order(faults[0]) == msg.KillAgent()
     assert chaos.ordered(faults, faults[1].text) is None
 
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
+from unittest.mock import Mock
 
 import pytest
 
@@ -32,7 +33,10 @@ def with_server(
     stops = [] if stops is None else stops
 
     async def talk() -> _T:
-        async with control.serve(path, lambda why, now: stops.append((why, now)), lambda: STATE):
+        run = control.ControlledRun(
+            lambda why, now: stops.append((why, now)), lambda: STATE, Mock(), Mock()
+        )
+        async with control.serve(path, run):
             return await asyncio.to_thread(ask)
 
     return asyncio.run(talk())
@@ -69,15 +73,14 @@ def test_a_request_for_workers_is_answered_or_refused_with_a_fix(paths: RunPaths
         return f"restarting with {workers} workers"
 
     async def ask(workers: int) -> str:
-        async with control.serve(path, lambda why, now: None, lambda: STATE, scale_to):
+        run = control.ControlledRun(lambda why, now: None, lambda: STATE, scale_to, Mock())
+        async with control.serve(path, run):
             return await asyncio.to_thread(control.scale_to, path, workers)
 
     path = paths.control_socket
     assert asyncio.run(ask(2)) == "restarting with 2 workers"
     with pytest.raises(UsageError, match="it cannot have 4 workers\\n  → write a number to 3"):
         asyncio.run(ask(4))
-    with pytest.raises(UsageError, match="this run cannot be scaled"):
-        with_server(path, lambda: control.scale_to(path, 2))
 
 
 SAY = """

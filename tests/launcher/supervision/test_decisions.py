@@ -35,7 +35,7 @@ def tasks_of(text: str) -> list[Member]:
             event: Any = TaskExited(task=name, attempt=1, **facts)  # type: ignore[arg-type]
             member = replace(member, exit=event)
         if word == "collateral":
-            member = replace(member, failure=member.fails(last_lines=COLLATERAL))
+            member = replace(member, failure=replace(member.bare_failure, last_lines=COLLATERAL))
         found.append(member)
     return found
 

@@ -33,7 +33,9 @@ CHANGES: list[Callable[[Gang, Member, float], Member]] = [
     lambda gang, member, now: _exit(member, 0),
     lambda gang, member, now: _exit(member, 1),
     lambda gang, member, now: _exit(member, 143, by="tfcluster"),
-    lambda gang, member, now: replace(member, failure=member.fails(last_lines=COLLATERAL)),
+    lambda gang, member, now: replace(
+        member, failure=replace(member.bare_failure, last_lines=COLLATERAL)
+    ),
     lambda gang, member, now: replace(member, is_lost=True),
     lambda gang, member, now: replace(member, is_restart_due=True),
     lambda gang, member, now: gang.renew(member),

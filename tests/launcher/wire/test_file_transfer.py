@@ -21,8 +21,12 @@ from tfcluster.agent import catalogue as msg
 from tfcluster.agent.agent_config import AgentConfig
 from tfcluster.agent.processes import living_children
 from tfcluster.backends.local.local_nodes import AgentProcess
-from tfcluster.wire.file_sending import FilesStalledError, RemoteFilesError
-from tfcluster.wire.file_transfer import RemoteFileChangedError, RemoteFiles
+from tfcluster.wire.file_transfer import (
+    FilesStalledError,
+    RemoteFileChangedError,
+    RemoteFiles,
+    RemoteFilesError,
+)
 from tfcluster.wire.file_trees import Sent
 from tfcluster.wire.link import AgentLink, Streams
 from tfcluster.wire.messages import FileSlice, Log

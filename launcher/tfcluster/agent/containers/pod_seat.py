@@ -450,14 +450,14 @@ def _become_subreaper() -> None:
 
 def _children(parents: set[int], *, dead: bool = False) -> set[int]:
     """Return the living children of these processes; with `dead` also those not reaped yet."""
-    found = set()
+    children = set()
     for name in os.listdir("/proc"):
         if name.isdigit():
             with contextlib.suppress(OSError, IndexError), open(f"/proc/{name}/stat", "rb") as file:
                 state, parent = file.read().rpartition(b")")[2].split()[:2]
                 if int(parent) in parents and (dead or state != b"Z"):
-                    found.add(int(name))
-    return found
+                    children.add(int(name))
+    return children
 
 
 def _as_shell(code: int) -> int:
@@ -469,8 +469,8 @@ def _empty(folder: str) -> None:
     """Remove what is in a folder: files in memory count towards the limit of the container."""
     import shutil
 
-    with os.scandir(folder) as found:
-        for entry in found:
+    with os.scandir(folder) as entries:
+        for entry in entries:
             if entry.is_dir(follow_symlinks=False):
                 shutil.rmtree(entry.path, ignore_errors=True)
             else:

@@ -6,12 +6,14 @@ import contextlib
 import errno
 import hashlib
 import os
+import re
 from collections.abc import Callable, Iterable
 
 from tfcluster.agent.catalogue import FileEntry
 
 PARTIAL = ".partial"
 """The suffix of files that are not complete yet."""
+_DIGEST = re.compile("[0-9a-f]{128}")
 _BLOCK = 64 << 10
 _ZEROS = bytes(_BLOCK)
 _CHUNK = 1 << 20
@@ -43,7 +45,7 @@ def check(files: Iterable[FileEntry]) -> None:
             links.add(path)
             if not _stays_inside(path, file.link):
                 raise BadTree(f"{path!r} is a link that leads out of the folder")
-        elif not _is_digest(file.sha512):
+        elif not _DIGEST.fullmatch(file.sha512 or ""):
             raise BadTree(f"{file.sha512!r} is not a SHA-512")
     for file in files:
         folder = os.path.dirname(file.path)
@@ -63,10 +65,6 @@ def _stays_inside(path: str, target: str) -> bool:
     parts = [part for part in target.split("/") if part not in ("", ".")]
     ups = next((n for n, part in enumerate(parts) if part != ".."), len(parts))
     return ups <= path.count("/") and ".." not in parts[ups:]
-
-
-def _is_digest(text: object) -> bool:
-    return isinstance(text, str) and len(text) == 128 and set(text) <= set("0123456789abcdef")
 
 
 def write_at(fd: int, data: bytes, at: int) -> None:
@@ -176,19 +174,19 @@ def copy(
 
 
 def _copy_and_hash(reader: int, target: str, mode: int, keep_alive: Callable[[], None]) -> str:
-    found = hashlib.sha512()
+    digest = hashlib.sha512()
     writer = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
         os.fchmod(writer, mode)
         at = 0
         while data := os.read(reader, _CHUNK):
             keep_alive()
-            found.update(data)
+            digest.update(data)
             write_at(writer, data, at)
             at += len(data)
     finally:
         os.close(writer)
-    return found.hexdigest()
+    return digest.hexdigest()
 
 
 def move(source: str, digest: str, target: str, mode: int, keep_alive: Callable[[], None]) -> None:

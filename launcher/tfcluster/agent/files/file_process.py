@@ -62,7 +62,7 @@ class FileClient:
 
     def forget(self) -> None:
         """Drop all orders after a lost connection: the coordinator repeats them."""
-        self.order(msg.Forget())
+        self.order(msg.DropFileOrders())
 
     def pump(self) -> None:
         """Send what the socket takes, and listen while the link has room; called every turn."""
@@ -167,11 +167,11 @@ class FileProcess:
             msg.Receive: self._incoming.receive,
             msg.Scan: self._outgoing.scan,
             msg.Read: self._outgoing.read,
-            msg.Got: self._outgoing.got,
-            msg.Hurry: self._outgoing.hurry,
-            msg.Look: lambda order: self._send(find_marked_folder(order)),
+            msg.Written: self._outgoing.got,
+            msg.LiftRate: self._outgoing.hurry,
+            msg.FindMarkedFolder: lambda order: self._send(find_marked_folder(order)),
             msg.Cancel: self._cancel,
-            msg.Forget: self._forget,
+            msg.DropFileOrders: self._forget,
         }
         try:
             orders[type(order)](order)
@@ -184,7 +184,7 @@ class FileProcess:
         self._incoming.cancel(order.id)
         self._outgoing.cancel(order.id)
 
-    def _forget(self, _order: msg.Forget) -> None:
+    def _forget(self, _order: msg.DropFileOrders) -> None:
         self._incoming.forget()
         self._outgoing.forget()
 
@@ -203,7 +203,7 @@ class FileProcess:
     def _keep_alive(self, number: int) -> None:
         """Report, from time to time, that a long order makes progress."""
         if time.monotonic() > self._said_at + ALIVE_S:
-            self._send(msg.Moving(id=number))
+            self._send(msg.StillWorking(id=number))
 
 
 if __name__ == "__main__":

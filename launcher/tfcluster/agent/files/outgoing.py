@@ -40,7 +40,7 @@ class Outgoing:
     ) -> None:
         """Prepare; `keep_alive` is called repeatedly during a long order."""
         self._send, self._send_bytes, self._keep_alive = send, send_bytes, keep_alive
-        self._readings: dict[int, _Reading] = {}
+        self._readings: dict[int, _SentFile] = {}
         self._listed: dict[str, dict[str, tuple[int, int]]] = {}
         """Folder → path → size and time, as they were listed for who wants changes only."""
 
@@ -73,16 +73,16 @@ class Outgoing:
     def read(self, order: msg.Read) -> None:
         """Begin to send a file."""
         try:
-            self._readings[order.id] = _Reading(order)
+            self._readings[order.id] = _SentFile(order)
         except OSError as error:
             self._send(msg.FileFailed(id=order.id, error=reason_of(error)))
 
-    def got(self, order: msg.Got) -> None:
+    def got(self, order: msg.Written) -> None:
         """Note that the other side has written all bytes before `at`."""
         if (reading := self._readings.get(order.id)) is not None:
             reading.may_send_to = order.at + _WINDOW
 
-    def hurry(self, order: msg.Hurry) -> None:
+    def hurry(self, order: msg.LiftRate) -> None:
         """Lift the rate limit: no task needs this machine any more."""
         if (reading := self._readings.get(order.id)) is not None:
             reading.rate, reading.ready_at = 0.0, 0.0
@@ -131,7 +131,7 @@ class Outgoing:
             self._keep_alive(number)
 
 
-class _Reading:
+class _SentFile:
     """One file, or an appended part of it, that is being sent to the coordinator."""
 
     def __init__(self, order: msg.Read) -> None:
@@ -200,8 +200,8 @@ def walk(
     """
     children = []
     try:
-        with os.scandir(folder) as found:
-            for child in found:
+        with os.scandir(folder) as entries:
+            for child in entries:
                 children.append(child)
                 keep_alive()
     except _GONE_ERRORS as error:
@@ -224,18 +224,18 @@ def walk(
             continue
 
 
-def find_marked_folder(order: msg.Look) -> msg.Looked:
+def find_marked_folder(order: msg.FindMarkedFolder) -> msg.MarkedFolder:
     """Find the folder with the coordinator's mark, which shows that both see the same disk.
 
     The answer has the first of `folders` that is writable and has a file `name` with the content
     `text` and the number `inode`, or null.
     """
-    found = (os.path.expanduser(folder) for folder in order.folders)
-    marked = next((folder for folder in found if _has_mark(folder, order)), None)
-    return msg.Looked(id=order.id, folder=marked)
+    folders = (os.path.expanduser(folder) for folder in order.folders)
+    marked = next((folder for folder in folders if _has_mark(folder, order)), None)
+    return msg.MarkedFolder(id=order.id, folder=marked)
 
 
-def _has_mark(folder: str, order: msg.Look) -> bool:
+def _has_mark(folder: str, order: msg.FindMarkedFolder) -> bool:
     path = os.path.join(folder, order.name)
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -37,17 +37,17 @@ def find_interfaces() -> list[tuple[str, str]]:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.getifaddrs(ctypes.byref(first)):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    found, pointer = [], first.value
+    interfaces, pointer = [], first.value
     try:
         while pointer:
             entry = _Entry.from_address(pointer)
             address = _read_address(entry.address)
             if address is not None and not address.is_link_local:
-                found.append((entry.name.decode(errors="replace"), str(address)))
+                interfaces.append((entry.name.decode(errors="replace"), str(address)))
             pointer = entry.next
     finally:
         libc.freeifaddrs(first)
-    return found
+    return interfaces
 
 
 def _read_address(pointer: int | None) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
@@ -61,7 +61,7 @@ def _read_address(pointer: int | None) -> ipaddress.IPv4Address | ipaddress.IPv6
     return ipaddress.ip_address(ctypes.string_at(pointer, part.stop)[part])
 
 
-def find_host(wanted: str, found: list[tuple[str, str]], own_name: str) -> str | None:
+def find_host(wanted: str, interfaces: list[tuple[str, str]], own_name: str) -> str | None:
     """Return this node's host for TF_CONFIG: its address on `wanted`, or its name by a pattern.
 
     `wanted`: the name of an interface, a subnet, or a pattern with `NODE`. IPv4 comes first; an
@@ -72,7 +72,7 @@ def find_host(wanted: str, found: list[tuple[str, str]], own_name: str) -> str |
     subnet = ipaddress.ip_network(wanted, strict=False) if "/" in wanted else None
     on_it = [
         address
-        for name, address in found
+        for name, address in interfaces
         if (name == wanted if subnet is None else ipaddress.ip_address(address) in subnet)
     ]
     address = next(iter(sorted(on_it, key=lambda address: ":" in address)), None)

@@ -99,12 +99,10 @@ class PortHolder:
                     bound.close()  # elsewhere SO_REUSEPORT set late does not admit a second bind
                 self._held[requested.task] = (chosen, bound, lock)
                 return
-        raise self._in_use(requested, port)
-
-    def _in_use(self, requested: msg.PortRequest, port: int) -> PortInUse:
         holder = find_holder(port, self._folder)
-        taken = msg.PortTaken(task=requested.task, host=requested.host, port=port, **holder)
-        return PortInUse(taken)
+        raise PortInUse(
+            msg.PortTaken(task=requested.task, host=requested.host, port=port, **holder)
+        )
 
     def _lock(self, port: int) -> int | None:
         """Return the descriptor that holds the port's lock file.

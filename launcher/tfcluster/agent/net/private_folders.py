@@ -6,8 +6,6 @@ import errno
 import os
 import stat
 
-from tfcluster.agent import TextIO
-
 
 def make_folders(folder: str) -> None:
     """Create `folder` and its missing parents for this user alone (0700)."""
@@ -35,12 +33,12 @@ def make_private(folder: str) -> None:
         raise UnsafeFolderError(errno.EPERM, fault, folder)
 
 
-def _find_fault(found: os.stat_result) -> str:
-    if not stat.S_ISDIR(found.st_mode):
+def _find_fault(status: os.stat_result) -> str:
+    if not stat.S_ISDIR(status.st_mode):
         return "not a folder but a link"
-    if found.st_uid != os.getuid():
+    if status.st_uid != os.getuid():
         return "it belongs to another user"
-    return "other users can write to it" if found.st_mode & 0o022 else ""
+    return "other users can write to it" if status.st_mode & 0o022 else ""
 
 
 def place_of(base: str) -> str:
@@ -51,7 +49,8 @@ def place_of(base: str) -> str:
     taken too. No folder is created; if no suffix can be stored, `make_private` of the returned path
     raises the error that says why.
     """
-    record = _record_of(base)
+    name = f"sockets-{os.uname().nodename}-{base.strip('/').replace('/', '-')}"
+    record = os.path.expanduser(os.path.join("~", ".cache", "tfcluster", name))
     place = _with_suffix(base, _read(record))
     if not _is_taken(place):
         return place
@@ -60,29 +59,19 @@ def place_of(base: str) -> str:
         fd = os.open(record, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError:
         return place
-    with open(fd, "r+", errors="replace") as file:
-        return _choose(base, file)
-
-
-def _choose(base: str, record: TextIO) -> str:
     import fcntl
 
-    fcntl.flock(record, fcntl.LOCK_EX)
-    place = _with_suffix(base, record.read())  # another process may have been faster
-    while _is_taken(place):
-        suffix = os.urandom(4).hex()
-        place = _with_suffix(base, suffix)
-        record.seek(0)
-        record.truncate()
-        record.write(suffix)
-        record.flush()
-    return place
-
-
-def _record_of(base: str) -> str:
-    cache = os.path.expanduser(os.path.join("~", ".cache", "tfcluster"))
-    name = f"sockets-{os.uname().nodename}-{base.strip('/').replace('/', '-')}"
-    return os.path.join(cache, name)
+    with open(fd, "r+", errors="replace") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        place = _with_suffix(base, file.read())  # another process may have been faster
+        while _is_taken(place):
+            suffix = os.urandom(4).hex()
+            place = _with_suffix(base, suffix)
+            file.seek(0)
+            file.truncate()
+            file.write(suffix)
+            file.flush()
+        return place
 
 
 def _with_suffix(base: str, suffix: str) -> str:

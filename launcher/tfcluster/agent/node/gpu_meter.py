@@ -48,14 +48,14 @@ class GpuMeter:
             return None, None
         self._is_wanted = True
         has_numbers = order == "PCI_BUS_ID" or len({model for _, model, _, _ in self._gpus}) == 1
-        found = [
+        visible_gpus = [
             (use, used)
             for index, (uuid, _, use, used) in enumerate(self._gpus)
             if _is_visible(index if has_numbers else None, uuid, visible)
         ]
-        uses = [use for use, _ in found if use is not None]
+        uses = [use for use, _ in visible_gpus if use is not None]
         mean = round(sum(uses) / len(uses), 3) if uses else None
-        return mean, sum(used for _, used in found) if found else None
+        return mean, sum(used for _, used in visible_gpus) if visible_gpus else None
 
     def ask(self) -> None:
         """Read the last answer and ask again; do nothing before a task with GPUs was measured."""

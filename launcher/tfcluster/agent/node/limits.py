@@ -84,13 +84,13 @@ def by_node(sys: str = _SYS) -> list[list[int]]:
     Hyper-threads of one physical core (SMT) are next to each other.
     """
     remaining = allowed()
-    found = []
+    nodes = []
     for node in _read_list(f"{sys}/node/online"):
         cores = remaining.intersection(_read_list(f"{sys}/node/node{node}/cpulist"))
         remaining -= cores
-        found.append(_siblings_together(cores, sys))
-    found.append(_siblings_together(remaining, sys))  # all cores, where no nodes are listed
-    return [node for node in found if node]
+        nodes.append(_siblings_together(cores, sys))
+    nodes.append(_siblings_together(remaining, sys))  # all cores, where no nodes are listed
+    return [node for node in nodes if node]
 
 
 def allowed() -> set[int]:
@@ -132,23 +132,23 @@ def _quota(folder: str) -> float | None:
 def _siblings_together(cores: Collection[int], sys: str) -> list[int]:
     with contextlib.suppress(OSError, ValueError):
         if _read_fields(f"{sys}/cpu/smt/active") == ["1"]:
-            found: dict[int, None] = {}
+            ordered: dict[int, None] = {}
             for core in sorted(cores):
-                if core not in found:
+                if core not in ordered:
                     siblings = _read_list(f"{sys}/cpu/cpu{core}/topology/thread_siblings_list")
-                    found.update(dict.fromkeys([core, *siblings]))
-            return [core for core in found if core in cores]
+                    ordered.update(dict.fromkeys([core, *siblings]))
+            return [core for core in ordered if core in cores]
     return sorted(cores)
 
 
 def _read_list(path: str) -> list[int]:
     """Read a list as the kernel writes it, ``0-3,8,10-11``; return [] where it is unreadable."""
-    found: list[int] = []
+    numbers: list[int] = []
     with contextlib.suppress(OSError, ValueError):
         for part in "".join(_read_fields(path)).split(","):
             first, _, last = part.partition("-")
-            found += range(int(first), int(last or first) + 1)
-    return found
+            numbers += range(int(first), int(last or first) + 1)
+    return numbers
 
 
 def _read_fields(path: str) -> list[str]:
@@ -171,8 +171,8 @@ class OomDetector:
     def count_kills(self, pid: int) -> KillCounts:
         """Return the kills in a task's cgroups at its start, which `evidence` needs later."""
         self._log.forget(pid)
-        found = cgroup_folders(pid, "memory", COUNTERS, self._proc)
-        counts = {folder: _kills(folder) for folder in found}
+        folders = cgroup_folders(pid, "memory", COUNTERS, self._proc)
+        counts = {folder: _kills(folder) for folder in folders}
         return {folder: n - self._explained.get(folder, 0) for folder, n in counts.items()}
 
     def evidence(self, pid: int, counts_before: KillCounts) -> str | None:

@@ -88,15 +88,15 @@ def versions() -> dict[str, str]:
     """Return package → version for those of `PACKAGES` that are installed."""
     import importlib.metadata
 
-    found = {}
+    releases = {}
     for package in PACKAGES:
         for name in _DISTRIBUTIONS.get(package, (package,)):
             try:
-                found[package] = str(importlib.metadata.version(name))  # None if it is damaged
+                releases[package] = str(importlib.metadata.version(name))  # None if it is damaged
                 break
             except importlib.metadata.PackageNotFoundError:
                 continue
-    return found
+    return releases
 
 
 def gpus() -> tuple[list[str], str]:
@@ -123,15 +123,15 @@ def visible_gpus(text: str) -> list[int | str]:
 
     The first word that is neither ends the list, as in CUDA: ``-1``, Slurm's ``NoDevFiles``.
     """
-    found: list[int | str] = []
+    gpus: list[int | str] = []
     for word in map(str.strip, text.split(",")):
         if word.isascii() and word.isdecimal():
-            found.append(int(word))
+            gpus.append(int(word))
         elif word.startswith(("GPU-", "MIG-")):
-            found.append(word)
+            gpus.append(word)
         else:
             break
-    return found
+    return gpus
 
 
 def query_driver(field: str, path: str | None) -> tuple[int, list[str], str]:
@@ -184,8 +184,8 @@ def proxies(environ: Mapping[str, str]) -> dict[str, str]:
     The values of proxies, which may contain a password, are replaced; the values of the variables
     that list exceptions are kept.
     """
-    found = {name: "set" for name in PROXIES if environ.get(name)}
-    return {**found, **{name: environ[name] for name in _PROXY_EXCEPTIONS if environ.get(name)}}
+    hidden = {name: "set" for name in PROXIES if environ.get(name)}
+    return {**hidden, **{name: environ[name] for name in _PROXY_EXCEPTIONS if environ.get(name)}}
 
 
 def unwritable(folders: Sequence[str]) -> list[tuple[str, str]]:
@@ -193,14 +193,14 @@ def unwritable(folders: Sequence[str]) -> list[tuple[str, str]]:
 
     A folder that does not exist yet is judged by its nearest existing parent.
     """
-    found = []
+    failures = []
     for folder in folders:
         try:
             with tempfile.TemporaryFile(dir=_existing(folder)) as file:
                 file.write(_SMALL_FILE)
         except OSError as error:
-            found.append((folder, reason_of(error)))
-    return found
+            failures.append((folder, reason_of(error)))
+    return failures
 
 
 def interfaces(hosts: Sequence[str]) -> list[tuple[str, str, bool]]:
@@ -210,7 +210,7 @@ def interfaces(hosts: Sequence[str]) -> list[tuple[str, str, bool]]:
     used = set()
     for host in dict.fromkeys(hosts):
         with contextlib.suppress(OSError):
-            used |= {str(found[4][0]) for found in socket.getaddrinfo(host.strip("[]"), 0)}
+            used |= {str(info[4][0]) for info in socket.getaddrinfo(host.strip("[]"), 0)}
     try:
         return [(name, address, address in used) for name, address in find_interfaces()]
     except (OSError, AttributeError):  # a libc without getifaddrs
@@ -231,10 +231,10 @@ def sha256(path: str | None) -> str | None:
 def is_local(host: str) -> bool:
     """Return whether a name or address belongs to this machine: only those can be bound."""
     try:
-        found = socket.getaddrinfo(host.strip("[]"), 0, type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(host.strip("[]"), 0, type=socket.SOCK_STREAM)
     except OSError:
         return False
-    return any(_can_bind(family, address) for family, _, _, _, address in found)
+    return any(_can_bind(family, address) for family, _, _, _, address in addresses)
 
 
 _LOOK = """

@@ -123,14 +123,12 @@ class LogStreams:
             task.streamed = offsets.get(task.stream_name, task.log_begin)
         if self.link.wants_logs:
             for name, (path, begin, end) in self._ended.items():
-                self._send_ended(name, path, offsets.get(name, begin), end)
-
-    def _send_ended(self, name: str, path: str, at: int, end: int) -> None:
-        with contextlib.suppress(OSError), open(path, "rb") as log:
-            log.seek(at)
-            while at < end and (data := log.read(min(_READ_BYTES, end - at))):
-                self.link.queue(protocol.data_frame(protocol.LOG, name, at, data))
-                at += len(data)
+                at = offsets.get(name, begin)
+                with contextlib.suppress(OSError), open(path, "rb") as log:
+                    log.seek(at)
+                    while at < end and (data := log.read(min(_READ_BYTES, end - at))):
+                        self.link.queue(protocol.data_frame(protocol.LOG, name, at, data))
+                        at += len(data)
 
     def stream(self) -> None:
         """Send what there is room for."""

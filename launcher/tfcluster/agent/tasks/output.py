@@ -77,7 +77,7 @@ class TimeIndex:
                 os.close(fd)
 
 
-class TaskLog:
+class OutputFile:
     """The file to which one task's output is appended."""
 
     def __init__(self, path: str, mask: Mask | None = None) -> None:
@@ -178,7 +178,7 @@ echo = Echo()
 """That of this process, closed until a configuration asks for it."""
 
 
-def drain(pipe: int, log: TaskLog, *, echoes: bool = False) -> tuple[int, bool, bytes]:
+def drain(pipe: int, log: OutputFile, *, echoes: bool = False) -> tuple[int, bool, bytes]:
     """Move a pipe's data to the log, and to `echo` if it `echoes`.
 
     Return (bytes read, end of file, bytes the file lost).
@@ -197,7 +197,7 @@ def drain(pipe: int, log: TaskLog, *, echoes: bool = False) -> tuple[int, bool, 
     return count, False, bytes(data[log.append(data) :])
 
 
-def _flush_mask(log: TaskLog) -> bytes:
+def _flush_mask(log: OutputFile) -> bytes:
     """Write what the mask held back; return what the file lost of it."""
     data = memoryview(log.mask.flush() if log.mask is not None else b"")
     return bytes(data[log.append(data) :]) if data else b""

@@ -127,7 +127,10 @@ class TaskRunner:
                     cluster = {**start.cluster, **order.place["cluster"]}
                     env["TF_CONFIG"] = json.dumps({**order.place, "cluster": cluster})
                 order = replace(order, env=env)
-            task = Task(order, attempt, self._choose_fork(order, attempt))
+            fork: Fork = self._preloader.fork if order.preload else fork_and_exec
+            if attempt == 0 and order.task == PREPARE and self._host_spawner is not None:
+                fork = self._host_spawner.fork
+            task = Task(order, attempt, fork)
         except (OSError, StartError) as error:
             why = describe_error(error)
             self.link.send(msg.StartFailed(task=order.task, attempt=attempt, error=why))
@@ -137,11 +140,6 @@ class TaskRunner:
             self._gang_started = task.start_time
         self._tasks[task.name] = task
         return task
-
-    def _choose_fork(self, order: msg.TaskOrder, attempt: int) -> Fork:
-        if attempt == 0 and order.task == PREPARE and self._host_spawner is not None:
-            return self._host_spawner.fork
-        return self._preloader.fork if order.preload else fork_and_exec
 
     def _confirm(self, task: Task) -> None:
         try:
@@ -356,15 +354,13 @@ class TaskRunner:
         if is_refused or task.usage is not None or hello.get("claims") is not True:
             peer.close()
         else:
-            self._accept_child(task, Child(peer, pid))
-
-    def _accept_child(self, task: Task, child: Child) -> None:
-        """Read the reports of a child from now on as those of its task. Raises OSError."""
-        child.accept(task.pipe)
-        task.child, task.trainer = child, child.pid
-        task.child_error, task.has_child_failed = None, False
-        read = selectors.EVENT_READ
-        self._selector.register(child.socket, read, lambda _events: self._read_child(task, child))
+            child = Child(peer, pid)
+            child.accept(task.pipe)
+            task.child, task.trainer = child, pid
+            task.child_error, task.has_child_failed = None, False
+            self._selector.register(
+                peer, selectors.EVENT_READ, lambda _events: self._read_child(task, child)
+            )
 
     def _read_child(self, task: Task, child: Child) -> None:
         if not self._read_reports(task, child.socket, child.last_step, self._on_child_event):
@@ -423,15 +419,6 @@ class TaskRunner:
         elif error is not None and task.has_child_failed:
             self._report_task_event(task, {**error, "type": "doubt", "about": "child"})
 
-    def _leave_child(self, task: Task) -> None:
-        """Note that a task has ended before the child that trains."""
-        if task.child is None:
-            return
-        if task.usage is not None and task.usage[0] == 0 and not task.stopping:
-            note = "it ended with exit code 0 before its child process, which trains, had ended"
-            self._report_task_event(task, {"type": "note", "message": note})
-        self._drop_child(task)
-
     # -- ends
 
     def reap(self) -> None:
@@ -482,7 +469,11 @@ class TaskRunner:
     def _finish(self, task: Task) -> None:
         task.signal_group(signal.SIGKILL)  # what the task left running in its group
         self._unwatch(task.events)
-        self._leave_child(task)
+        if task.child is not None:  # which trains, and has not ended
+            if task.usage is not None and task.usage[0] == 0 and not task.stopping:
+                note = "it ended with exit code 0 before its child process, which trains, had ended"
+                self._report_task_event(task, {"type": "note", "message": note})
+            self._drop_child(task)
         task.question = None  # its end is the answer
         self._log_streams.end(task)
         if task.reports.dropped > 1:

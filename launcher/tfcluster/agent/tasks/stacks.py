@@ -12,7 +12,7 @@ import signal
 
 from tfcluster.agent import catalogue as msg
 from tfcluster.agent.processes import state_of
-from tfcluster.agent.tasks.output import TaskLog
+from tfcluster.agent.tasks.output import OutputFile
 
 SIGNAL = signal.SIGRTMAX - 1 if hasattr(signal, "SIGRTMAX") else signal.SIGUSR1
 """Not SIGUSR1, if possible: scripts for Slurm take that one as the warning to save and exit."""
@@ -39,7 +39,7 @@ _INSTALLED = re.compile(
 class StacksQuestion:
     """A request for a task's stacks, from the signal to the answer in its log."""
 
-    def __init__(self, log: TaskLog, now: float) -> None:
+    def __init__(self, log: OutputFile, now: float) -> None:
         """Note where the answer will begin; the caller sends the signal afterwards."""
         self._log, self._begin = log, log.size
         self._until = now + PATIENCE_S
@@ -56,7 +56,7 @@ class StacksQuestion:
         if self._log.size == self._begin:
             return False
         lines = self._log.read(self._begin, _MOST_BYTES).decode(errors="replace").splitlines()
-        frames = [found[3] for line in lines if (found := _FRAME.fullmatch(line))]
+        frames = [match[3] for line in lines if (match := _FRAME.fullmatch(line))]
         return bool(frames) and frames[-1] in OUTERMOST
 
     def threads(self) -> list[msg.Thread]:
@@ -75,8 +75,8 @@ def parse(text: str) -> list[msg.Thread]:
         elif threads and (match := _FRAME.fullmatch(line)) and len(threads[-1]) < MOST_FRAMES:
             threads[-1].append(msg.Frame(file=match[1], line=int(match[2]), function=match[3]))
     # The threads are written from the newest to the oldest, which is the main one.
-    found = [msg.Thread(frames=_with_code(frames)) for frames in reversed(threads) if frames]
-    return found[:_MOST_THREADS]
+    parsed = [msg.Thread(frames=_with_code(frames)) for frames in reversed(threads) if frames]
+    return parsed[:_MOST_THREADS]
 
 
 def _with_code(frames: list[msg.Frame]) -> list[msg.Frame]:

@@ -25,7 +25,7 @@ from tfcluster.agent.processes import (
 from tfcluster.agent.tasks import stacks
 from tfcluster.agent.tasks.children import Child
 from tfcluster.agent.tasks.last_step import LastStep
-from tfcluster.agent.tasks.output import TaskLog, mask_of, open_pipe
+from tfcluster.agent.tasks.output import OutputFile, mask_of, open_pipe
 from tfcluster.agent.tasks.stray_processes import marks
 
 Fork = Callable[[msg.TaskOrder, int, int], tuple[int, int]]
@@ -129,7 +129,7 @@ class Task:
         self.usage: tuple[int, int] | None = None
         """The wait status and the peak resident set in bytes, once its pid has ended."""
         self.drain_until = 0.0
-        self.log = TaskLog(order.log, mask_of(order))
+        self.log = OutputFile(order.log, mask_of(order))
         self.log_begin = self.streamed = self.log.size
         """The offset up to which the log was sent to the coordinator; first, where it begins."""
         self._start(order, fork)

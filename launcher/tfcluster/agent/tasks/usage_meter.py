@@ -65,7 +65,7 @@ class UsageMeter:
             self.due_at = None
             self._known.clear()
 
-    def sample(self, tasks: Iterable[Task]) -> msg.Usage | None:
+    def sample(self, tasks: Iterable[Task]) -> msg.NodeUsage | None:
         """Return the use since the last sample of those tasks that run; set `due_at` anew."""
         began, spent = time.monotonic(), time.thread_time()
         running = {task.pid: task for task in tasks if task.pid in self._before}
@@ -79,7 +79,7 @@ class UsageMeter:
             self._gpus.ask()
         spent = time.thread_time() - spent
         self.due_at = began + min(LONGEST_S, max(INTERVAL_S, spent * _SHARE))
-        return msg.Usage(tasks=used) if used else None
+        return msg.NodeUsage(tasks=used) if used else None
 
     def close(self) -> None:
         self._gpus.close()

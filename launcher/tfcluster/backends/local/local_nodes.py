@@ -25,7 +25,7 @@ from tfcluster.errors import NodeLostError, SetupError
 from tfcluster.plans.plan import NodePlan
 from tfcluster.rundir.forked_children import keep_from_children
 from tfcluster.wire.link import AgentHandle, AgentLink, Streams
-from tfcluster.wire.messages import Refused
+from tfcluster.wire.messages import HelloRefused
 
 _START = "import sys; sys.path.append(sys.argv[1]); from tfcluster.agent.entry import main; main()"
 _START_TIMEOUT_S = 20.0
@@ -77,7 +77,7 @@ class LocalNodes(Nodes):
             await link.open()
         except BaseException as error:
             await process.end(keeps_folders=False)
-            if isinstance(error, OSError | TimeoutError | protocol.ProtocolError | Refused):
+            if isinstance(error, OSError | TimeoutError | protocol.ProtocolError | HelloRefused):
                 message = f"the agent of {node.name} does not answer: {describe_error(error)}"
                 raise NodeLostError(message) from error
             raise

@@ -17,7 +17,7 @@ from tfcluster.agent.processes import IS_LINUX
 from tfcluster.errors import UsageError
 from tfcluster.plans.context import LOCAL
 from tfcluster.plans.plan import NodePlan, Plan, Warm
-from tfcluster.plans.preloading import Preload, is_read_at_import, preload_on
+from tfcluster.plans.preloading import PreloadPlan, is_read_at_import, preload_on
 
 
 def keep_warm(plan: Plan, seconds: float) -> Plan:
@@ -36,7 +36,7 @@ def keep_warm(plan: Plan, seconds: float) -> Plan:
     return replace(plan, nodes=tuple(nodes))
 
 
-def _key(preload: Preload, node: NodePlan) -> str:
+def _key(preload: PreloadPlan, node: NodePlan) -> str:
     """Return a digest of everything that is fixed when a process starts.
 
     That is tfcluster's code (its digest is in the importer's path), Python and its packages,

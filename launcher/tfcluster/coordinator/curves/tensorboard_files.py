@@ -46,7 +46,7 @@ class RunCurves:
         self._is_over = False
         self._chief = str(plan.chief)
         self._is_gang = plan.kind == "training"
-        self._tasks: dict[str, _Task] = {}
+        self._tasks: dict[str, _TaskCurves] = {}
 
     def record(self, event: Event) -> None:
         """Write what this event adds to the curves."""
@@ -78,7 +78,9 @@ class RunCurves:
                 self._flush(name)
 
     def _note_progress(self, event: ev.Progress) -> None:
-        task = self._tasks.setdefault(event.task, _Task(attempt=event.attempt, began=self._clock()))
+        task = self._tasks.setdefault(
+            event.task, _TaskCurves(attempt=event.attempt, began=self._clock())
+        )
         if event.attempt != task.attempt and task.file is not None:
             # TensorBoard drops what the earlier attempt wrote from this step on.
             task.file.start_again(event.step, self._clock())
@@ -107,13 +109,13 @@ class RunCurves:
         leader = self._tasks.get(self._chief)
         task = self._tasks.get(name)
         if task is None and leader is not None:  # it takes no steps itself: ps, evaluator
-            task = self._tasks[name] = _Task(attempt=leader.attempt, began=self._clock())
+            task = self._tasks[name] = _TaskCurves(attempt=leader.attempt, began=self._clock())
         steps = [known.step for known in (task, leader) if known is not None]
         step = next((step for step in steps if step is not None), None)
         if task is not None and step is not None:
             self._add(name, task, step, {"memory_mb": used["rss_bytes"] / 1e6})
 
-    def _add(self, name: str, task: _Task, step: int, values: Mapping[str, float]) -> None:
+    def _add(self, name: str, task: _TaskCurves, step: int, values: Mapping[str, float]) -> None:
         if values:
             if task.file is None:
                 folder = self._paths.curves / FOLDER / TaskId.parse(name).file_name
@@ -122,7 +124,7 @@ class RunCurves:
                     task.file.start_again(step, self._clock())
             task.file.add(step, values, self._clock())
 
-    def _has_own_files(self, name: str, task: _Task) -> bool:
+    def _has_own_files(self, name: str, task: _TaskCurves) -> bool:
         now = self._clock()
         if not task.has_own_files and now - task.looked >= _LOOK_EVERY_S:
             task.looked = now
@@ -132,7 +134,7 @@ class RunCurves:
 
 
 @dataclass(slots=True)
-class _Task:
+class _TaskCurves:
     """The state of one task's curves; times are those of the clock."""
 
     attempt: int

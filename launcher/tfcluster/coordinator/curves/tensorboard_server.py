@@ -125,8 +125,8 @@ class Server:
         """
         assert self._process.stderr is not None
         async for line in self._process.stderr:
-            if found := _URL.search(line):
-                return found[1].decode()
+            if match := _URL.search(line):
+                return match[1].decode()
             self._lines.append(line)
         last = b"".join(self._lines).decode(errors="replace").strip()
         raise SetupError(f"TensorBoard does not start: {last}")

@@ -52,7 +52,7 @@ def client(tmp_path: Path) -> Iterator[Client]:
         msg.Scan(id=7, folder=BAD, most=1),
         msg.Read(id=7, folder=BAD, path="a", size=1, mtime_ns=1),
         msg.Receive(id=7, into=BAD, files=[]),
-        msg.Look(id=7, folders=[BAD], name="a", text="", inode=1),
+        msg.FindMarkedFolder(id=7, folders=[BAD], name="a", text="", inode=1),
     ],
     ids=lambda message: message.type,
 )

@@ -110,7 +110,7 @@ def test_a_file_is_sent_no_faster_than_its_rate(tmp_path: Path) -> None:
     at_once = node.until(100.0)
     assert 0 < at_once <= 1 << 20
     assert node.until(101.0) <= (1 << 20) + (256 << 10)
-    node.outgoing.hurry(msg.Hurry(id=1))
+    node.outgoing.hurry(msg.LiftRate(id=1))
     node.until(101.0)
     assert sum(size for _, _, size in node.sent) == 4 << 20
     assert node.messages[-1]["is_unchanged"]
@@ -123,7 +123,7 @@ def test_unacknowledged_bytes_stay_within_the_window(tmp_path: Path) -> None:
     node.read(path, 1)
     assert node.until(100.0) == 8 << 20
     assert node.outgoing.patience(200.0) is None
-    node.outgoing.got(msg.Got(id=1, at=4 << 20))
+    node.outgoing.got(msg.Written(id=1, at=4 << 20))
     assert node.until(200.0) == 4 << 20
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from tfcluster.agent.catalogue import TaskOrder
 from tfcluster.agent.message_fields import replace
-from tfcluster.agent.tasks.output import Mask, TaskLog, drain, mask_of, open_pipe
+from tfcluster.agent.tasks.output import Mask, OutputFile, drain, mask_of, open_pipe
 
 SECRET = b"correct-horse"
 
@@ -43,7 +43,7 @@ def test_only_the_named_variables_are_masked() -> None:
 
 
 def test_all_other_output_in_a_log_file_is_unchanged(tmp_path: Path) -> None:
-    log = TaskLog(str(tmp_path / "task.log"), Mask([SECRET]))
+    log = OutputFile(str(tmp_path / "task.log"), Mask([SECRET]))
     read_end, write_end = open_pipe()
     os.write(write_end, b"one " + SECRET[:5])
     drain(read_end, log)

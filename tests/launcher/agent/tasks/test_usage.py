@@ -34,7 +34,7 @@ time.sleep(60)
 
 
 def usage_of(rig: Rig) -> dict[str, dict[str, float]]:
-    used = rig.peer.take("usage")["tasks"]
+    used = rig.peer.take("node_usage")["tasks"]
     return {one.pop("task"): one for one in used}
 
 
@@ -58,7 +58,7 @@ def test_the_prepare_step_is_not_measured(rig: Rig) -> None:
     order = {"task": "prepare", "argv": ["sleep", "2"], "env": {}, "log": str(rig.log("prepare"))}
     rig.peer.send("start", attempt=0, tasks=[order])
     rig.exited("prepare")
-    assert all(message["type"] != "usage" for message in rig.peer.messages)
+    assert all(message["type"] != "node_usage" for message in rig.peer.messages)
 
 
 class FakeTask:

@@ -41,8 +41,7 @@ from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.run_writer import EventLog
 from tfcluster.rundir.states import Status
 from tfcluster.wire import messages
-from tfcluster.wire.file_sending import RemoteFilesError
-from tfcluster.wire.file_transfer import RemoteFiles
+from tfcluster.wire.file_transfer import RemoteFiles, RemoteFilesError
 from tfcluster.wire.remote_source import RemoteFolder, at_once, grows, is_same
 
 LOCK: Final = ".mirror"
