@@ -26,7 +26,7 @@ from tfcluster.agent.containers.pod_seat import PORT
 from tfcluster.agent.message_fields import replace
 from tfcluster.backends import relayed
 from tfcluster.backends.base import Nodes, RunContext
-from tfcluster.backends.kubernetes import pod_files, pod_reasons, run_objects, seat_client
+from tfcluster.backends.kubernetes import pod_files, reasons, run_objects, seat_client
 from tfcluster.backends.kubernetes.kube_client import (
     JOB_VARIABLE,
     Cluster,
@@ -38,7 +38,7 @@ from tfcluster.backends.kubernetes.kube_client import (
     to_the_end,
 )
 from tfcluster.backends.kubernetes.leadership import Leadership
-from tfcluster.backends.kubernetes.pod_reasons import has_terminated
+from tfcluster.backends.kubernetes.reasons import has_terminated
 from tfcluster.backends.kubernetes.run_objects import ROLE, RUN, TASKS, PodRun
 from tfcluster.backends.kubernetes.task_pods import Clock, Outcome, TaskPod, Wait, list_refusals
 from tfcluster.backends.relayed import STARTER
@@ -292,7 +292,7 @@ class KubeNodes(Nodes):
             say=self._say,
             clock=self._clock,
             may_remove=self._may_remove,
-            refusals={each["metadata"]["uid"]: pod_reasons.count(each) for each in events},
+            refusals={each["metadata"]["uid"]: reasons.count(each) for each in events},
             is_first=not self._is_open,
             deadline_s=self._deadline_s,
         )

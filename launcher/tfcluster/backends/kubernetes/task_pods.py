@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from tfcluster.backends.base import Tell
-from tfcluster.backends.kubernetes import pod_reasons
+from tfcluster.backends.kubernetes import reasons
 from tfcluster.backends.kubernetes.kube_client import (
     Cluster,
     KubeError,
@@ -18,9 +18,9 @@ from tfcluster.backends.kubernetes.kube_client import (
     Object,
     soon,
 )
-from tfcluster.backends.kubernetes.pod_reasons import Nature, Reason
+from tfcluster.backends.kubernetes.reasons import Reason, is_leaving
 from tfcluster.errors import NodeLostError, SetupError
-from tfcluster.node_loss import NodeLoss
+from tfcluster.node_loss import LossNature, NodeLoss
 
 _POLL_S, _LONGEST_POLL_S = 0.3, 3.0
 _GONE_S: Final = 30.0
@@ -30,6 +30,7 @@ _EXPLAIN_S: Final = 2.0
 """Seconds after which pods that wait are explained by their events, again and again."""
 _EXPLAINED: Final = 4
 """Pods that are explained at once; others wait for the same, as a rule."""
+_FAULTS = (LossNature.INFRASTRUCTURE, LossNature.SILENT)
 
 
 class TaskPod:
@@ -37,7 +38,7 @@ class TaskPod:
 
     def __init__(self, cluster: Cluster, made: Object) -> None:
         """`made`: the pod as the API server returned it."""
-        self._cluster, self._container = cluster, pod_reasons.container_id(made)
+        self._cluster, self._container = cluster, reasons.container_id(made)
         self.name: str = made["metadata"]["name"]
         self.uid: str = made["metadata"]["uid"]
         self.loss: NodeLoss | None = None
@@ -83,9 +84,9 @@ class TaskPod:
             self._is_gone = self._is_gone or self._leaves_orderly
         else:
             has_grace = bool(pod["metadata"].get("deletionGracePeriodSeconds"))
-            self._leaves_orderly = has_grace and not pod_reasons.is_on_silent_node(pod)
-            has_restarted = pod_reasons.end_of_container(pod, self._container) is not None
-            self._is_gone = has_restarted or pod_reasons.has_terminated(pod)
+            self._leaves_orderly = has_grace and not reasons.is_on_silent_node(pod)
+            has_restarted = reasons.end_of_container(pod, self._container) is not None
+            self._is_gone = has_restarted or reasons.has_terminated(pod)
         return pod
 
 
@@ -206,7 +207,7 @@ class Wait:
             if _crashes(pod):
                 self._leaving.setdefault(uid, self.clock.now())
                 await self._end_crashing(pod)
-            elif _is_over(pod):
+            elif is_leaving(pod):
                 self._leaving.setdefault(uid, self.clock.now())
                 lost += [(name, uid, pod)] if is_new and not is_first else []
                 await self._bury(pod)
@@ -219,7 +220,7 @@ class Wait:
             _require_hope(name, reason)
         why = f"{name}: {reason or 'it was lost'}"
         self._tell(why)
-        is_fault = reason is not None and reason.nature in (Nature.INFRASTRUCTURE, Nature.SILENT)
+        is_fault = reason is not None and reason.nature in _FAULTS
         return Outcome(reason=why, is_fault=is_fault)
 
     async def _end_crashing(self, pod: Object) -> None:
@@ -227,7 +228,7 @@ class Wait:
         kubelet waits for up to five minutes. Raises SetupError for one that never will run."""
         name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
         if self.is_first:
-            _require_hope(name, pod_reasons.last_end(pod))
+            _require_hope(name, reasons.last_end(pod))
         await _remove(self.cluster, name, uid, grace_s=1)
 
     async def _bury(self, pod: Object) -> None:
@@ -237,7 +238,7 @@ class Wait:
         """
         name, uid, now = pod["metadata"]["name"], pod["metadata"]["uid"], self.clock.now()
         lasted_s = now - self._leaving.get(uid, now)
-        if pod_reasons.has_terminated(pod) or (self.may_remove(uid) and lasted_s >= _UNUSED_S):
+        if reasons.has_terminated(pod) or (self.may_remove(uid) and lasted_s >= _UNUSED_S):
             await _remove(self.cluster, name, uid)
             self._started = now  # from now on its successor looks for a place
         elif lasted_s >= _GONE_S and not (self.is_first or self.may_remove(uid)):
@@ -266,9 +267,9 @@ class Wait:
         for event in await list_refusals(self.cluster, self.run):
             message = str(event.get("message") or "")
             known = self.refusals.get(event["metadata"]["uid"], 0)
-            if f"Pod {name} in" in message and pod_reasons.count(event) > known:
+            if f"Pod {name} in" in message and reasons.count(event) > known:
                 refusal = message.partition("failed error: ")[2] or message
-                return pod_reasons.refused(refusal, tasks=self.tasks, others=1)
+                return reasons.refused(refusal, tasks=self.tasks, others=1)
         return None
 
     def _tell(self, sentence: str) -> None:
@@ -279,8 +280,7 @@ class Wait:
 
 def _require_hope(pod: str, reason: Reason | None) -> None:
     """Raise SetupError for a reason that another pod would meet, too."""
-    hopeless = (Nature.PERMANENT, Nature.FAILURE, Nature.OUT_OF_MEMORY)
-    if reason is not None and reason.nature in hopeless:
+    if reason is not None and reason.is_hopeless:
         raise SetupError(f"the pod {pod}: {reason}", fix=reason.fix)
 
 
@@ -292,8 +292,8 @@ async def explain(
     `container`: the one whose end counts, although the kubelet may have started another one.
     """
     events = await soon(cluster.list, "events", fieldSelector=f"involvedObject.uid={uid}")
-    found = None if pod is None else pod_reasons.as_it_ended(pod, container)
-    return pod_reasons.explain(found, events)
+    found = None if pod is None else reasons.as_it_ended(pod, container)
+    return reasons.explain(found, events)
 
 
 async def list_refusals(cluster: Cluster, run: str) -> list[Object]:
@@ -304,18 +304,12 @@ async def list_refusals(cluster: Cluster, run: str) -> list[Object]:
 
 
 def _is_running(pod: Object | None) -> bool:
-    return pod is not None and not _is_over(pod) and pod_reasons.runs(pod)
-
-
-def _is_over(pod: Object) -> bool:
-    """Return whether a pod has ended for good, or is being deleted."""
-    is_ended = pod.get("status", {}).get("phase") in ("Failed", "Succeeded")
-    return is_ended or "deletionTimestamp" in pod["metadata"]
+    return pod is not None and not is_leaving(pod) and reasons.runs(pod)
 
 
 def _crashes(pod: Object) -> bool:
     """Return whether a kubelet waits until it starts the container of a pod again."""
-    return not _is_over(pod) and pod_reasons.waits_to_restart(pod)
+    return not is_leaving(pod) and reasons.waits_to_restart(pod)
 
 
 def _has_node(pod: Object | None) -> bool:

@@ -26,7 +26,7 @@ from tfcluster.backends.kubernetes.kube_client import (
 )
 from tfcluster.backends.kubernetes.kube_nodes import KubeNodes
 from tfcluster.backends.kubernetes.leadership import LEADER, Leadership
-from tfcluster.backends.kubernetes.pod_reasons import has_terminated
+from tfcluster.backends.kubernetes.reasons import has_terminated
 from tfcluster.backends.kubernetes.run_objects import PodRun
 from tfcluster.backends.kubernetes.task_pods import Clock, TaskPod
 from tfcluster.discovery import planning

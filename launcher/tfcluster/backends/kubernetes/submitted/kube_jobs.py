@@ -33,7 +33,7 @@ from tfcluster.backends.kubernetes.kube_client import (
     reach_again,
 )
 from tfcluster.backends.kubernetes.leadership import LEADER
-from tfcluster.backends.kubernetes.pod_reasons import has_terminated
+from tfcluster.backends.kubernetes.reasons import has_terminated
 from tfcluster.backends.kubernetes.run_objects import (
     MANAGED_BY,
     ROLE,

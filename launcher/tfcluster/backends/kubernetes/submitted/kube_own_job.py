@@ -15,7 +15,7 @@ from typing import Final
 
 from tfcluster.agent import foreign_json
 from tfcluster.backends.jobs import Ending
-from tfcluster.backends.kubernetes import pod_reasons, run_pods
+from tfcluster.backends.kubernetes import reasons, run_pods
 from tfcluster.backends.kubernetes.kube_client import (
     JOB_VARIABLE,
     Cluster,
@@ -132,7 +132,7 @@ def _has_ended(pod: str) -> bool:
         found = around_pod().find(f"pods/{pod}") or {}
     except TfclusterError:
         return False
-    return pod_reasons.has_terminated(found)
+    return reasons.has_terminated(found)
 
 
 def await_predecessors(job: str) -> None:
@@ -147,7 +147,7 @@ def await_predecessors(job: str) -> None:
         waits_s = [
             float(pod["spec"].get("terminationGracePeriodSeconds", 30)) + _SLACK_S
             for pod in pods
-            if pod["metadata"]["name"] != me and not pod_reasons.has_terminated(pod)
+            if pod["metadata"]["name"] != me and not reasons.has_terminated(pod)
         ]
         if time.monotonic() - began >= max(waits_s, default=0.0):
             return
