@@ -55,19 +55,17 @@ _TLS: Final = {
 
 
 def start(
-    cluster: Cluster, pod: str, token: bytes, argv: Sequence[str], *, timeout_s: float
+    cluster: Cluster,
+    pod: str,
+    token: bytes,
+    argv: Sequence[str],
+    *,
+    timeout_s: float,
+    is_alone: bool = False,
 ) -> SeatProcess:
     """Start a process at the seat of a pod; see `SeatProcess`. Raises ConnectionError."""
-    return SeatProcess(open_port(cluster, pod, PORT), token, argv, timeout_s=timeout_s)
-
-
-def run(cluster: Cluster, pod: str, token: bytes, argv: Sequence[str], *, timeout_s: float) -> str:
-    """Run a process in a pod to its end; return "", or why it has failed."""
-    try:
-        with start(cluster, pod, token, argv, timeout_s=timeout_s) as process:
-            return process.finish()
-    except OSError as error:
-        return describe_error(error)
+    port = open_port(cluster, pod, PORT)
+    return SeatProcess(port, token, argv, timeout_s=timeout_s, is_alone=is_alone)
 
 
 def open_port(cluster: Cluster, pod: str, port: int) -> socket.socket:

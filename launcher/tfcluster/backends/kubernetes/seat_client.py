@@ -50,8 +50,12 @@ class SeatProcess(io.RawIOBase):
         argv: Sequence[str],
         *,
         timeout_s: float | None = None,
+        is_alone: bool = False,
     ) -> None:
-        """Start the process. Raises ConnectionError, also later if it is silent for `timeout_s`."""
+        """Start the process; with `is_alone`, the seat kills all others in its container before.
+
+        Raises ConnectionError, also later if it is silent for `timeout_s`.
+        """
         self._connection, self._timeout_s = connection, timeout_s
         self.code: int | None = None
         """The exit code; None while it runs, and if the connection broke."""
@@ -63,7 +67,8 @@ class SeatProcess(io.RawIOBase):
         self._file = connection.makefile("rb", buffering=_CHUNK)
         try:
             _sign_in(connection, token)
-            connection.sendall(json.dumps({"argv": [*argv]}).encode() + b"\n")
+            order = {"argv": [*argv], "is_alone": is_alone}
+            connection.sendall(json.dumps(order).encode() + b"\n")
             connection.settimeout(timeout_s)
         except BaseException:
             self.close()
@@ -174,9 +179,11 @@ def connect(address: str) -> socket.socket:
     return connection
 
 
-def address_argv(address: str, token: Path, argv: Sequence[str]) -> list[str]:
+def address_argv(
+    address: str, token: Path, argv: Sequence[str], *, is_alone: bool = False
+) -> list[str]:
     """Return the command that runs `argv` in the pod at this address (``HOST:PORT``)."""
-    start = [sys.executable, "-I", "-S", __file__]
+    start = [sys.executable, "-I", "-S", __file__, *(["--alone"] if is_alone else ())]
     return [*start, "--address", address, "--token", str(token), *argv]
 
 
@@ -185,11 +192,13 @@ def main() -> NoReturn:
     parser = argparse.ArgumentParser()
     parser.add_argument("--address", required=True, help="HOST:PORT")
     parser.add_argument("--token", required=True, help="the file with the run's token")
+    parser.add_argument("--alone", action="store_true", help="see SeatProcess")
     parser.add_argument("argv", nargs=argparse.REMAINDER)
     options = parser.parse_args()
     try:
         token = Path(options.token).read_bytes().strip()
-        code = _join(SeatProcess(connect(options.address), token, options.argv))
+        connection = connect(options.address)
+        code = _join(SeatProcess(connection, token, options.argv, is_alone=options.alone))
     except OSError as error:
         _write_all(2, f"{str(error) or repr(error)}\n".encode())
         code = NO_CONNECTION
