@@ -540,11 +540,12 @@ def test_the_files_of_a_pod_that_was_kept_are_copied_once_its_tasks_are_dead(
 
     monkeypatch.setattr(port_forward, "open_port", open_port)
     try:
-        task = SeatProcess(open_port(None, "p", 0), token, ["sh", "-c", "echo begun; sleep 600"])
-        assert task.read(6) == b"begun\n"
-        kube_nodes._fetch(FakeApi(), "p", token, str(saved), into)  # type: ignore[arg-type]
-        assert (into / "ckpt-1.index").read_text() == "1"
-        assert task.read(1) == b""
+        argv = ["sh", "-c", "echo begun; sleep 600"]
+        with SeatProcess(open_port(None, "p", 0), token, argv) as task:
+            assert task.read(6) == b"begun\n"
+            kube_nodes._fetch(FakeApi(), "p", token, str(saved), into)  # type: ignore[arg-type]
+            assert (into / "ckpt-1.index").read_text() == "1"
+            assert task.read(1) == b""
         with pytest.raises(OSError, match="closed the connection"):
             kube_nodes._fetch(FakeApi(), "p", b"another", str(saved), into)  # type: ignore[arg-type]
     finally:
