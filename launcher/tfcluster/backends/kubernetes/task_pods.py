@@ -28,8 +28,6 @@ _UNUSED_S: Final = 5.0
 """Seconds that a pod without a living task may take to end, before its object is removed."""
 _EXPLAIN_S: Final = 2.0
 """Seconds after which pods that wait are explained by their events, again and again."""
-_EXPLAINED: Final = 4
-"""Pods that are explained at once; others wait for the same, as a rule."""
 _FAULTS = (LossNature.INFRASTRUCTURE, LossNature.SILENT)
 
 
@@ -184,7 +182,8 @@ class Wait:
         if not ((is_late and unplaced) or now >= self._explained_at + _EXPLAIN_S):
             return None
         self._explained_at = now
-        reason = await self._explain({name: found.get(name) for name in unplaced or waiting})
+        first = (unplaced or waiting)[0]  # the others wait for the same, as a rule
+        reason = await self._explain(first, found.get(first))
         is_refused = bool(reason) and unplaced != [] and unplaced[0] not in found
         if is_refused or (is_late and unplaced):
             return Outcome(reason=reason or f"{unplaced[0]} has no node", is_unplaced=True)
@@ -246,21 +245,18 @@ class Wait:
             why = reason.loss_of(name) if reason else "its kubelet has not reported its end"
             raise NodeLostError(f"{self.names[name]} may still run: {why}")
 
-    async def _explain(self, pods: Mapping[str, Object | None]) -> str:
-        """Say why the first pods wait; raise SetupError for one that another pod would follow."""
-        said = ""
-        for name, pod in [*pods.items()][:_EXPLAINED]:
-            why = await (self._explain_missing(name) if pod is None else self._explain_pod(pod))
-            if why is not None:
-                since = self._since.setdefault((name, why.what), self.clock.now())
-                _require_hope(name, why.after(self.clock.now() - since))
-                said = said or f"{name}: {why}"
-        if said:
-            self._tell(said)
-        return said
-
-    async def _explain_pod(self, pod: Object) -> Reason | None:
-        return await explain(self.cluster, pod["metadata"]["uid"], pod)
+    async def _explain(self, name: str, pod: Object | None) -> str:
+        """Say why a pod waits; raise SetupError if another one would, too."""
+        if pod is None:
+            reason = await self._explain_missing(name)
+        else:
+            reason = await explain(self.cluster, pod["metadata"]["uid"], pod)
+        if reason is None:
+            return ""
+        since = self._since.setdefault((name, reason.what), self.clock.now())
+        _require_hope(name, reason.after(self.clock.now() - since))
+        self._tell(f"{name}: {reason}")
+        return f"{name}: {reason}"
 
     async def _explain_missing(self, name: str) -> Reason | None:
         """Return why the controller cannot make a pod, as far as it has said so since we wait."""

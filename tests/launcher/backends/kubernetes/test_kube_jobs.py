@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -246,7 +247,9 @@ def visited(place: FakeApi, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
 
     monkeypatch.setattr(port_forward, "open_port", open_port)
     monkeypatch.setattr(kube_jobs, "reach", lambda settings, patience_s: place)
-    monkeypatch.setattr(kube_jobs, "make_visit", lambda job, place: b"the token")
+    monkeypatch.setattr(kube_jobs, "make_visit", lambda job, place: None)
+    token = base64.b64encode(b"the token").decode()
+    place.add("secrets/lab-1")["data"] = {COORDINATOR_TOKEN: token}
     place.add("batch/jobs/lab-1")
     place.add("pods/lab-1-x", uid="u")["status"] = running_pod()
     (folder := tmp_path / "scratch").mkdir()

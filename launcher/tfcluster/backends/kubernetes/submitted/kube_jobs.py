@@ -53,13 +53,8 @@ from tfcluster.backends.kubernetes.submitted.kube_own_job import can_come_back a
 from tfcluster.backends.kubernetes.submitted.kube_own_job import ending as ending
 from tfcluster.backends.kubernetes.submitted.kube_own_job import own as own
 from tfcluster.backends.kubernetes.submitted.kube_own_job import requeue as requeue
-from tfcluster.backends.kubernetes.submitted.kube_submit import (
-    TOKEN,
-    make_visit,
-    read_token,
-    write_token,
-)
 from tfcluster.backends.kubernetes.submitted.kube_submit import hints as hints
+from tfcluster.backends.kubernetes.submitted.kube_submit import make_visit
 from tfcluster.backends.kubernetes.submitted.kube_submit import submit as submit
 from tfcluster.backends.kubernetes.submitted.kube_submit import warnings as warnings
 from tfcluster.backends.past_runs import RefusedError, SilentError, UnreachableError
@@ -168,7 +163,7 @@ def run_inside(
     place = reach(job.runtime.kubernetes, patience_s=_STOP_S)
     name = run_objects.object_name(job.run_id)
     past_runs.note(job.run_id, "kubernetes", place.name)
-    token = make_visit(job, place)
+    make_visit(job, place)
     rest = ""
 
     def show(errors: bytes) -> None:
@@ -178,7 +173,7 @@ def run_inside(
             tell(line)
 
     try:
-        pod = _await_coordinator(place, name, tell)
+        pod, token = _await_coordinator(place, name, tell), _token_of(place, job.run_id)
         command = ["python", "-P", "-c", _CARRY, *argv]
         files = {path.name: path.read_text() for path in folder.iterdir() if path.is_file()}
         given, retries_until = json.dumps(files).encode(), time.monotonic() + _STOP_S
@@ -386,10 +381,8 @@ class PodFolder:
             pod = _coordinator_pod(place, self.job)
             if pod is None:
                 return None
-            if not (self.paths.root / TOKEN).exists():
-                write_token(self.paths, _token_of(place, self.paths.run_id).decode())
+            token = _token_of(place, self.paths.run_id)
         argv = ["python", "-P", "-m", "tfcluster.agent.files.file_process"]
-        token = read_token(self.paths)
         return port_forward.start(place, pod, token, argv, timeout_s=_SILENT_S)
 
     def release(self) -> None:
@@ -397,7 +390,7 @@ class PodFolder:
         place = _reach(self.cluster, 5.0)
         if (pod := _coordinator_pod(place, self.job)) is not None:
             argv = ["python", "-P", "-m", "tfcluster.in_pod", "--remove", self.paths.run_id]
-            _ask(place, pod, read_token(self.paths), argv, timeout_s=_TELL_S)
+            _ask(place, pod, _token_of(place, self.paths.run_id), argv, timeout_s=_TELL_S)
         owner = place.find(f"batch/jobs/{self.job}")
         if owner is not None and not _kept_pods(place, owner):
             _delete_all(place, self.job, is_released=True)
