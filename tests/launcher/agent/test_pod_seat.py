@@ -96,8 +96,9 @@ def test_what_is_to_be_alone_starts_once_all_that_was_started_before_is_dead(pod
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as former:
         assert former.stdout is not None
         process = psutil.Process(int(former.stdout.readline()))
-        alone = seat_client.address_argv(pod.address, pod.token, ["echo", "here"], is_alone=True)
-        assert subprocess.run(alone, capture_output=True, timeout=200).stdout == b"here\n"
+        token, here = pod.token.read_bytes(), seat_client.connect(pod.address)
+        with seat_client.SeatProcess(here, token, ["echo", "here"], is_alone=True) as alone:
+            assert alone.readall() == b"here\n"
         assert not process.is_running()
 
 

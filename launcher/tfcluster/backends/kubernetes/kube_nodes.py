@@ -192,15 +192,17 @@ class KubeNodes(Nodes):
     async def _dial(self, node: NodePlan, pod: TaskPod, token: str) -> AgentLink:
         """Connect to the agent in a pod; the seat of one that has just started may not listen."""
         had_agent = pod.uid in self._held
-        argv = await self._argv(node, pod, is_alone=had_agent)
+        argv = await self._argv(node, pod)
         config = self.run.relayed_agent(node.name, token)
         former = self._agents.get(node.name)
         config = replace(config, announces=True, echo="/proc/1/fd/1", is_fenced=True, former=former)
         until = self._clock.now() + (_REDIAL_S if had_agent else _DIAL_S)
         while True:
             try:
+                if had_agent:
+                    await self._clear(pod)
                 return await relayed.connect(argv, config, place=pod)
-            except relayed.Unreached as error:
+            except ConnectionError as error:
                 await pod.explain()
                 if pod.loss or self._clock.now() >= until:
                     where = f"kubectl -n {self._cluster.namespace} describe pod {pod.name}"
@@ -302,14 +304,33 @@ class KubeNodes(Nodes):
                 self._say(f"{error.message}; tfcluster keeps asking")
                 await self._clock.sleep(1.0)
 
-    async def _argv(self, node: NodePlan, pod: TaskPod, *, is_alone: bool) -> list[str]:
-        """Return the transport to a pod, once its name is known; see `SeatProcess`."""
+    async def _argv(self, node: NodePlan, pod: TaskPod) -> list[str]:
+        """Return the transport to a pod, once its name is known."""
+        address = await self._address(pod)
+        await self._await_name(self.hosts[node.name], address)
+        argv = ["python", "-I", "-S", "-c", STARTER]
+        return seat_client.address_argv(f"{address}:{PORT}", _TOKEN, argv)
+
+    async def _address(self, pod: TaskPod) -> str:
         known = await self._ask(self._cluster.find, f"pods/{pod.name}") or {}
         if not (address := known.get("status", {}).get("podIP")):
             raise NodeLostError(f"the pod {pod.name} has no address")
-        await self._await_name(self.hosts[node.name], address)
-        argv = ["python", "-I", "-S", "-c", STARTER]
-        return seat_client.address_argv(f"{address}:{PORT}", _TOKEN, argv, is_alone=is_alone)
+        return str(address)
+
+    async def _clear(self, pod: TaskPod) -> None:
+        """End all that an earlier agent has left in a pod. Raises ConnectionError."""
+        address = await self._address(pod)
+
+        def clear() -> None:
+            connection = seat_client.connect(f"{address}:{PORT}")
+            argv, token = ["python", "-I", "-S", "-c", ""], _TOKEN.read_bytes().strip()
+            with seat_client.SeatProcess(
+                connection, token, argv, timeout_s=_END_S, is_alone=True
+            ) as process:
+                if why := process.finish():
+                    raise ConnectionError(why)
+
+        await soon(clear)
 
     async def _await_name(self, host: str, address: str) -> None:
         """Wait until the cluster's DNS knows the newest pod of this name."""

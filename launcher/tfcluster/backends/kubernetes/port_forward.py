@@ -89,7 +89,7 @@ def _connect(cluster: Cluster) -> socket.socket:
     The pool keeps none of it: the connection leaves HTTP.
     """
     pool = cluster.access.pool.connection_from_url(cluster.host)
-    connection = pool._new_conn()
+    connection: Any = pool._new_conn()  # the type that urllib3 declares has no socket
     connection.timeout = _ANSWER_S
     if pool.proxy is not None:
         pool._prepare_proxy(connection)

@@ -179,11 +179,9 @@ def connect(address: str) -> socket.socket:
     return connection
 
 
-def address_argv(
-    address: str, token: Path, argv: Sequence[str], *, is_alone: bool = False
-) -> list[str]:
+def address_argv(address: str, token: Path, argv: Sequence[str]) -> list[str]:
     """Return the command that runs `argv` in the pod at this address (``HOST:PORT``)."""
-    start = [sys.executable, "-I", "-S", __file__, *(["--alone"] if is_alone else ())]
+    start = [sys.executable, "-I", "-S", __file__]
     return [*start, "--address", address, "--token", str(token), *argv]
 
 
@@ -192,13 +190,11 @@ def main() -> NoReturn:
     parser = argparse.ArgumentParser()
     parser.add_argument("--address", required=True, help="HOST:PORT")
     parser.add_argument("--token", required=True, help="the file with the run's token")
-    parser.add_argument("--alone", action="store_true", help="see SeatProcess")
     parser.add_argument("argv", nargs=argparse.REMAINDER)
     options = parser.parse_args()
     try:
         token = Path(options.token).read_bytes().strip()
-        connection = connect(options.address)
-        code = _join(SeatProcess(connection, token, options.argv, is_alone=options.alone))
+        code = _join(SeatProcess(connect(options.address), token, options.argv))
     except OSError as error:
         _write_all(2, f"{str(error) or repr(error)}\n".encode())
         code = NO_CONNECTION

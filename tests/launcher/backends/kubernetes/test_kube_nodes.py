@@ -195,16 +195,20 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
             raise relayed.Unreached("timed out")
         return SimpleNamespace(place=place, welcome=SimpleNamespace(identity={"pid": 7}))
 
-    async def argv(self: KubeNodes, node: object, pod: TaskPod, *, is_alone: bool) -> list[str]:
-        if is_alone:
-            made.cleared.append(pod.uid)
+    async def argv(self: KubeNodes, node: object, pod: object) -> list[str]:
         return []
+
+    async def clear(self: KubeNodes, pod: TaskPod) -> None:
+        if pod.uid in made.silent:
+            raise relayed.Unreached("timed out")
+        made.cleared.append(pod.uid)
 
     monkeypatch.setenv(JOB_VARIABLE, "lab-1")
     monkeypatch.setattr(kube_nodes, "reach", lambda settings, patience_s: made.cluster)
     monkeypatch.setattr(task_pods, "_POLL_S", 0.3)
     monkeypatch.setattr(relayed, "connect", connect)
     monkeypatch.setattr(KubeNodes, "_argv", argv)
+    monkeypatch.setattr(KubeNodes, "_clear", clear)
     return made
 
 
