@@ -54,20 +54,19 @@ def main(run_id: str, collect_s: float) -> int:
     if former is None:  # the tasks' pods start meanwhile
         leadership.take()
         scale(kube_own_job.around_pod(), run_id, up=True)
-    kube_own_job.await_silence(RunPaths.of(run_id, folder))
+    if former not in (None, leadership.pod):
+        kube_own_job.await_predecessors(job, RunPaths.of(run_id, folder))
     paths = kube_package.unpack(Path(PACKAGE_FOLDER), folder, run_id)
     kube_own_job.note_clock(job, paths)
     submitted = foreign_json.read_json_object(paths.root / kube_package.SUBMITTED)
     record_job(paths, JobSubmitted(backend="kubernetes", **submitted))
-    is_fresh = not kube_own_job.has_started(paths.root)
-    is_replaced = is_fresh and former is not None  # or this pod itself, at an earlier start
-    if is_replaced:
-        kube_own_job.await_predecessors(job)
+    is_first = not kube_own_job.has_started(paths)
     leadership.take()
-    if is_replaced:
+    if is_first and former is not None:  # another pod, or this one, at an earlier start
         _go_on(paths)
-    starts = kube_own_job.count_start(paths.root, unknown=int(is_replaced))
-    os.environ[kube_own_job.STARTS] = str(starts)
+    before = 0 if is_first else int((registry.load_recorded(paths).job or {}).get("restarts", 0))
+    is_again = former is not None or not is_first
+    os.environ[kube_own_job.RESTARTS] = str(before + is_again)
     if kube_own_job.is_stopped(job):
         paths.cancelled.touch()
     kube_own_job.keep_history(job, paths)

@@ -12,7 +12,7 @@ from tests.lab.kube import KubeCluster
 from tests.lab.kube_images import host_template
 from tests.lab.kubectl import Kubectl
 
-from tfcluster.backends.kubernetes.pod_reasons import is_over
+from tfcluster.backends.kubernetes.reasons import is_over
 from tfcluster.backends.kubernetes.run_pods import merge
 
 from .desk import HANG_S, Desk, command_line

@@ -181,7 +181,7 @@ def test_an_image_that_no_node_has_ends_at_once_where_none_is_pulled(desk: Desk)
     template = merge(host_template(), {"spec": never})
     image = {"image": "localhost/none:1", "coordinator": {"image": HOST}}
     run = ended(up(desk, LOOK, runtime={**image, "pod_template": template}), 3)
-    assert "pull policy is Never" in said(run)
+    assert "pull policy of Never" in said(run)
     assert desk.left() == []
 
 

@@ -156,7 +156,7 @@ def test_a_coordinator_that_can_never_start_ends_the_run_and_leaves_nothing(desk
     assert ended.code == 3, ended.err
     message = " ".join(ended.err.split())
     assert "the coordinator's pod cannot start" in message
-    assert "does not have the image localhost/typo:1" in message
+    assert 'image "localhost/typo:1" is not present' in message
     assert desk.left() == []
 
 

@@ -92,6 +92,18 @@ def test_a_cut_connection_kills_its_process(pod: Pod, tmp_path: Path) -> None:
         assert file.read() == b""
 
 
+def test_what_is_to_be_alone_starts_once_all_that_was_started_before_is_dead(pod: Pod) -> None:
+    left = "setsid sh -c 'echo $$; exec sleep 600' & wait"  # as an agent leaves its connection
+    argv = pod.dial("sh", "-c", left)
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as former:
+        assert former.stdout is not None
+        process = psutil.Process(int(former.stdout.readline()))
+        token, here = pod.token.read_bytes(), seat_client.connect(pod.address)
+        with seat_client.SeatProcess(here, token, ["echo", "here"], is_alone=True) as alone:
+            assert alone.readall() == b"here\n"
+        assert not process.is_running()
+
+
 def test_the_pods_sigterm_reaches_an_agent_whose_end_is_the_pods(pod: Pod, tmp_path: Path) -> None:
     ended = tmp_path / "ended"
     start_agent(pod, f"signal.pause(); open({str(ended)!r}, 'w').close()")

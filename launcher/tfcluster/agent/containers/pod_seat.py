@@ -3,8 +3,9 @@
 A connection is what `docker exec -i` is for a container, but does not pass through the API server
 or a kubelet. The server sends a nonce of 32 bytes. The client answers with HMAC-SHA256(token, nonce
 + "client") and its own nonce, the server with HMAC-SHA256(token, that nonce + "server"). The client
-then sends one line of JSON, ``{"argv": [...]}``, where "python" as the first word is this
-interpreter. Frames follow, both ways: one byte of kind, four of length, the payload.
+then sends one line of JSON, ``{"argv": [...], "is_alone": false}``, where "python" as the first
+word is this interpreter; with `is_alone`, all that was started here before is killed first. Frames
+follow, both ways: one byte of kind, four of length, the payload.
 
 A connection that ends kills its process group, but no process that has left the group: the agent.
 The agent becomes a child of this process, which gets the pod's SIGTERM and passes it on. The file
@@ -229,10 +230,26 @@ def serve(connection: socket.socket) -> None:
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(SIGN_IN_S)
     order = json.loads(_read_line(connection))
+    if order.get("is_alone"):
+        _kill_others()
     signal.alarm(0)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     _Exchange(connection, order["argv"]).run()
+
+
+def _kill_others() -> None:
+    """Kill all that the seat has started, but for this process, and wait for its end."""
+    while True:
+        tree = {os.getppid()}
+        while more := _children(tree) - tree - {os.getpid()}:
+            tree |= more
+        if tree == {os.getppid()}:
+            return
+        for pid in tree - {os.getppid()}:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.02)
 
 
 class _Exchange:

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 _GPU = re.compile("/gpu$|^nvidia.com/")
 """The names of resources that are GPUs; NVIDIA's device plugin calls parts of one ``mig-…``."""
 
-_MEMORY = (
+MEMORY_FIX = (
     "raise memory in runtime.kubernetes.resources.limits, or use smaller batches or shuffle"
     " buffers, and no cache() in memory; files in an emptyDir with medium Memory count, too"
 )
 _HINTS = {
-    "out-of-memory": _MEMORY,
-    "memory": _MEMORY,
+    "out-of-memory": MEMORY_FIX,
+    "memory": MEMORY_FIX,
     "sigkill": "possible causes: more memory than runtime.kubernetes.resources.limits allows, or a"
     " node without memory or disk space: `kubectl describe pod` and `kubectl get events`",
     "disk-full": "the pod's disk is full: raise ephemeral-storage in"

@@ -3,7 +3,7 @@
 Kubernetes accepts pods that can never start, and a Secret that is missing shows only on a node.
 What this user may not read is not checked, which is no obstacle, but is said. Whether pods fit the
 quota and the nodes, a volume can be made and the registry takes a secret is for the cluster to say
-(`pod_reasons`).
+(`reasons`).
 """
 
 from __future__ import annotations

@@ -123,13 +123,14 @@ def _of_context(context: str | None, places: str, versions: tuple[int, ...], per
     _require_client()
     from kubernetes.client import Configuration
     from kubernetes.client.rest import RESTClientObject
-    from kubernetes.config import ConfigException
+    from kubernetes.config import ConfigException, kube_config
 
     configuration = Configuration()
     try:
-        loader = _loader(places, context)
-        loader.load_and_set(configuration)
-        current = loader.current_context
+        kube_config.load_kube_config(places, context, configuration)
+        merged = kube_config.KubeConfigMerger(places).config
+        name = context or merged["current-context"]
+        chosen = merged["contexts"].get_with_name(name).value["context"]
     except ConfigException as error:
         raise _NoContextError(str(error)) from None
 
@@ -141,8 +142,8 @@ def _of_context(context: str | None, places: str, versions: tuple[int, ...], per
         host=str(configuration.host).rstrip("/"),
         pool=RESTClientObject(configuration).pool_manager,
         headers=headers,
-        namespace=current["context"].get("namespace") or "default",
-        context=str(current["name"]),
+        namespace=chosen.get("namespace") or "default",
+        context=str(name),
     )
 
 
@@ -153,21 +154,6 @@ def _require_client() -> None:
             "the backend kubernetes needs Kubernetes' official client",
             fix="install it: `pip install 'tfcluster[kubernetes]'`",
         )
-
-
-def _loader(places: str, context: str | None) -> Any:
-    """Return the official client's loader of a context of the kubeconfig; None: the current one."""
-    from kubernetes.config import ConfigException, kube_config
-
-    merged = kube_config.KubeConfigMerger(places)
-    if merged.config is None:
-        raise ConfigException("the kubeconfig is empty")
-    return kube_config.KubeConfigLoader(
-        config_dict=merged.config,
-        config_base_path=None,
-        active_context=context,
-        config_persister=merged.save_changes,
-    )
 
 
 @functools.cache
@@ -229,8 +215,8 @@ def _context_names(namespace: str | None) -> Iterator[str]:
     from kubernetes.config import ConfigException, kube_config
 
     try:
-        merged = kube_config.KubeConfigMerger(_places())
-        found = [each.value for each in merged.config["contexts"]] if merged.config else []
+        merged = kube_config.KubeConfigMerger(_places()).config
+        found = [each.value for each in merged["contexts"]]
     except (*_DAMAGED, ConfigException):
         return
     found.sort(key=lambda each: (each.get("context") or {}).get("namespace") != namespace)
@@ -531,36 +517,18 @@ def _status(answer: bytes) -> Object:
 
 def _refusal(cluster: Cluster, method: str, what: str, status: int, answer: Object) -> KubeError:
     """Return the error for an answer, in words a user of tfcluster can act on."""
-    message = str(answer.get("message", ""))
-    reason = str(answer.get("reason", ""))
-    namespace = cluster.namespace
-    verb = _VERBS[method]
+    message, reason = (str(answer.get(key, "")) for key in ("message", "reason"))
+    verb, namespace, fix = _VERBS[method], cluster.namespace, ""
     if status == 401:
-        text = f"the Kubernetes API server {cluster.host} does not accept the credentials"
         fix = "sign in again; `kubectl auth whoami` shows the user of the kubeconfig's context"
     elif "exceeded quota" in message:
         reason = "Quota"
-        text = f"the quota of the namespace {namespace} does not allow {what}"
         fix = f"ask for less, or wait: `kubectl describe quota -n {namespace}` shows what is used"
     elif status == 403 and " cannot " in message:
-        text = f"this user may not {verb} {what} in the namespace {namespace}"
-        kind = what.partition("/")[0]
-        fix = (
-            f"`kubectl auth can-i {verb} {kind} -n {namespace}` checks it; a Role and a RoleBinding"
-            " of the namespace allow it"
-        )
-    elif status == 403:
-        text = f"the cluster's admission refuses to {verb} {what}"
-        fix = f"the rules of the namespace decide: `kubectl describe namespace {namespace}`"
-    elif status == 404:
-        text = f"there is no {what} in the namespace {namespace}"
-        fix = ""
+        right = f"{verb} {what.partition('/')[0]}"
+        fix = f"`kubectl auth can-i {right} -n {namespace}` checks it; a Role of it allows it"
     elif status == 422:
-        text = f"Kubernetes does not accept {what}"
         fix = "correct the field of runtime.kubernetes that the message names"
-    else:
-        text = f"Kubernetes cannot {verb} {what} (HTTP {status})"
-        fix = ""
-    return KubeError(
-        f"{text}: {message}" if message else text, status=status, reason=reason, fix=fix
-    )
+    text = f"Kubernetes does not {verb} {what} in the namespace {namespace}"
+    why = message or f"HTTP {status}"
+    return KubeError(f"{text}: {why}", status=status, reason=reason, fix=fix)

@@ -17,16 +17,18 @@ import base64
 import os
 import shlex
 import socket
+import tarfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path, PurePath
 from typing import Any, Final, ParamSpec, Self, TypeVar
 
 from tfcluster.agent.containers.pod_seat import PORT
+from tfcluster.agent.error_text import describe_error
 from tfcluster.agent.message_fields import replace
 from tfcluster.backends import relayed
 from tfcluster.backends.base import Nodes, RunContext
-from tfcluster.backends.kubernetes import pod_files, pod_reasons, run_objects, seat_client
+from tfcluster.backends.kubernetes import port_forward, reasons, run_objects, seat_client
 from tfcluster.backends.kubernetes.kube_client import (
     JOB_VARIABLE,
     Cluster,
@@ -38,8 +40,9 @@ from tfcluster.backends.kubernetes.kube_client import (
     to_the_end,
 )
 from tfcluster.backends.kubernetes.leadership import Leadership
-from tfcluster.backends.kubernetes.pod_reasons import has_terminated
+from tfcluster.backends.kubernetes.reasons import has_terminated
 from tfcluster.backends.kubernetes.run_objects import ROLE, RUN, TASKS, PodRun
+from tfcluster.backends.kubernetes.submitted.kube_package import extract_files
 from tfcluster.backends.kubernetes.task_pods import Clock, Outcome, TaskPod, Wait, list_refusals
 from tfcluster.backends.relayed import STARTER
 from tfcluster.errors import NodeLostError, SetupError, join_first
@@ -60,38 +63,15 @@ _TOKEN: Final = Path("/tfcluster/run/token")
 """The run's token in the coordinator's pod."""
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
-_CLEAR: Final = """
-import os, signal, sys, time
-own = os.getpid(), os.getppid()
-def parents():
-    found = {}
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            with open("/proc/" + name + "/stat", "rb") as file:
-                state, parent = file.read().rpartition(b")")[2].split()[:2]
-        except OSError:
-            continue
-        if state != b"Z":
-            found[int(name)] = int(parent)
-    return found
-seat, until = parents()[own[1]], time.monotonic() + 10
-while True:
-    known, left, size = parents(), {seat}, 0
-    while len(left) > size:
-        size = len(left)
-        left |= {pid for pid, parent in known.items() if parent in left and pid not in own}
-    if left == {seat}:
-        break
-    if time.monotonic() > until:
-        sys.exit("processes of an earlier agent do not end")
-    for pid in left - {seat}:
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except OSError:
-            pass
-    time.sleep(0.02)
+_COPY_S: Final = 900.0
+_SEND: Final = """
+import os, sys, tarfile
+folder = os.path.expanduser(sys.argv[1])
+with tarfile.open(fileobj=sys.stdout.buffer, mode="w|", format=tarfile.PAX_FORMAT) as tar:
+    if os.path.isdir(folder):
+        tar.add(folder, ".")
 """
-"""The program for a pod that had an agent: ends all that the seat has started before it."""
+"""The program that sends a folder of a pod."""
 
 
 class _SilentSeatError(NodeLostError):
@@ -197,29 +177,32 @@ class KubeNodes(Nodes):
     ) -> None:
         """Copy from a pod that was kept, through its seat and the API server."""
         place = await soon(reach_again, endpoint, patience_s=_PATIENCE_S)
-        pod = f"{run_objects.object_name(run_id)}-{node.name}"
-        if await soon(place.find, f"pods/{pod}") is None:
+        name = run_objects.object_name(run_id)
+        if await soon(place.find, f"pods/{name}-{node.name}") is None:
             raise NodeLostError(f"the cluster has no pod of {node.name} any more")
-        secret = await soon(place.get, f"secrets/{run_objects.object_name(run_id)}")
+        secret = await soon(place.get, f"secrets/{name}")
         token = base64.b64decode(secret["data"][run_objects.TOKEN])
-        argv = pod_files.sender_argv(run_id, str(folder))
-        if not await asyncio.to_thread(pod_files.fetch, place, pod, token, argv, into):
-            raise NodeLostError(f"the pod {pod} does not send its files")
+        try:
+            await soon(_fetch, place, f"{name}-{node.name}", token, str(folder), into)
+        except (OSError, tarfile.TarError) as error:
+            raise NodeLostError(
+                f"the pod {name}-{node.name} does not send its files: {describe_error(error)}"
+            ) from error
 
     async def _dial(self, node: NodePlan, pod: TaskPod, token: str) -> AgentLink:
         """Connect to the agent in a pod; the seat of one that has just started may not listen."""
+        had_agent = pod.uid in self._held
         argv = await self._argv(node, pod)
         config = self.run.relayed_agent(node.name, token)
         former = self._agents.get(node.name)
         config = replace(config, announces=True, echo="/proc/1/fd/1", is_fenced=True, former=former)
-        had_agent = pod.uid in self._held
         until = self._clock.now() + (_REDIAL_S if had_agent else _DIAL_S)
         while True:
             try:
                 if had_agent:
                     await self._clear(pod)
                 return await relayed.connect(argv, config, place=pod)
-            except relayed.Unreached as error:
+            except ConnectionError as error:
                 await pod.explain()
                 if pod.loss or self._clock.now() >= until:
                     where = f"kubectl -n {self._cluster.namespace} describe pod {pod.name}"
@@ -229,25 +212,6 @@ class KubeNodes(Nodes):
                         nature=pod.loss.nature if pod.loss else LossNature.UNKNOWN,
                     ) from error
             await self._clock.sleep(_POLL_S)
-
-    async def _clear(self, pod: TaskPod) -> None:
-        """End all that an earlier agent has left in a pod. Raises Unreached."""
-        argv = await self._argv_of(pod, ["python", "-I", "-S", "-c", _CLEAR])
-        process = await asyncio.create_subprocess_exec(
-            *argv,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,  # the terminal's Ctrl-C must reach the coordinator only
-        )
-        try:
-            _, errors = await process.communicate()
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
-        if process.returncode:
-            raise relayed.Unreached(errors.decode(errors="replace").strip())
 
     # ── Pods ──
 
@@ -292,7 +256,7 @@ class KubeNodes(Nodes):
             say=self._say,
             clock=self._clock,
             may_remove=self._may_remove,
-            refusals={each["metadata"]["uid"]: pod_reasons.count(each) for each in events},
+            refusals={each["metadata"]["uid"]: reasons.count(each) for each in events},
             is_first=not self._is_open,
             deadline_s=self._deadline_s,
         )
@@ -342,18 +306,31 @@ class KubeNodes(Nodes):
 
     async def _argv(self, node: NodePlan, pod: TaskPod) -> list[str]:
         """Return the transport to a pod, once its name is known."""
-        await self._await_name(self.hosts[node.name], await self._address(pod))
-        return await self._argv_of(pod, ["python", "-I", "-S", "-c", STARTER])
-
-    async def _argv_of(self, pod: TaskPod, argv: Sequence[str]) -> list[str]:
-        """Return the command that runs `argv` in a pod."""
-        return seat_client.address_argv(f"{await self._address(pod)}:{PORT}", _TOKEN, argv)
+        address = await self._address(pod)
+        await self._await_name(self.hosts[node.name], address)
+        argv = ["python", "-I", "-S", "-c", STARTER]
+        return seat_client.address_argv(f"{address}:{PORT}", _TOKEN, argv)
 
     async def _address(self, pod: TaskPod) -> str:
-        found = await self._ask(self._cluster.find, f"pods/{pod.name}") or {}
-        if not (address := found.get("status", {}).get("podIP")):
+        known = await self._ask(self._cluster.find, f"pods/{pod.name}") or {}
+        if not (address := known.get("status", {}).get("podIP")):
             raise NodeLostError(f"the pod {pod.name} has no address")
         return str(address)
+
+    async def _clear(self, pod: TaskPod) -> None:
+        """End all that an earlier agent has left in a pod. Raises ConnectionError."""
+        address = await self._address(pod)
+
+        def clear() -> None:
+            connection = seat_client.connect(f"{address}:{PORT}")
+            argv, token = ["python", "-I", "-S", "-c", ""], _TOKEN.read_bytes().strip()
+            with seat_client.SeatProcess(
+                connection, token, argv, timeout_s=_END_S, is_alone=True
+            ) as process:
+                if why := process.finish():
+                    raise ConnectionError(why)
+
+        await soon(clear)
 
     async def _await_name(self, host: str, address: str) -> None:
         """Wait until the cluster's DNS knows the newest pod of this name."""
@@ -402,6 +379,19 @@ class KubeNodes(Nodes):
                 )
                 return
             await self._clock.sleep(_POLL_S)
+
+
+def _fetch(place: Cluster, pod: str, token: bytes, folder: str, into: Path) -> None:
+    """Copy a folder of a pod, in which all processes are ended before.
+
+    Raises OSError and tarfile.TarError unless all has arrived.
+    """
+    argv = ["python", "-I", "-S", "-c", _SEND, folder]
+    with port_forward.start(place, pod, token, argv, timeout_s=_COPY_S, is_alone=True) as process:
+        with tarfile.open(fileobj=process, mode="r|") as tar:
+            extract_files(tar, into)
+        if why := process.finish():
+            raise OSError(why)
 
 
 def scale(cluster: Cluster, run_id: str, *, up: bool) -> None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Final, NoReturn
 
 from tfcluster.backends.kubernetes.kube_client import Cluster, KubeError, Object
-from tfcluster.backends.kubernetes.pod_reasons import is_over
+from tfcluster.backends.kubernetes.reasons import is_over
 
 LEADER: Final = "tfcluster.dev/leader"
 """The annotation of a Job with the pod whose coordinator leads the run, or was the last to."""

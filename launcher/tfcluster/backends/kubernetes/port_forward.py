@@ -9,7 +9,6 @@ takes a third of a second of a core, while the pods start.
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import select
 import socket
@@ -27,7 +26,6 @@ from tfcluster.backends.kubernetes.seat_client import SeatProcess
 from tfcluster.rundir.forked_children import keep_from_children
 
 if TYPE_CHECKING:
-    import urllib3
     from websocket import WebSocket
 
 _ANSWER_S: Final = 30.0
@@ -43,31 +41,20 @@ _CHUNK: Final = 1 << 18
 _WOULD_BLOCK: Final = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 _IN: Final = select.POLLIN | select.POLLHUP | select.POLLERR
 _OUT: Final = select.POLLOUT | select.POLLHUP | select.POLLERR
-_TLS: Final = {
-    "ssl_context": "context",
-    "ca_certs": "ca_certs",
-    "cert_file": "certfile",
-    "key_file": "keyfile",
-    "server_hostname": "server_hostname",
-    "assert_hostname": "check_hostname",
-}
-"""The settings of TLS: the names of urllib3 → those of websocket-client."""
 
 
 def start(
-    cluster: Cluster, pod: str, token: bytes, argv: Sequence[str], *, timeout_s: float
+    cluster: Cluster,
+    pod: str,
+    token: bytes,
+    argv: Sequence[str],
+    *,
+    timeout_s: float,
+    is_alone: bool = False,
 ) -> SeatProcess:
     """Start a process at the seat of a pod; see `SeatProcess`. Raises ConnectionError."""
-    return SeatProcess(open_port(cluster, pod, PORT), token, argv, timeout_s=timeout_s)
-
-
-def run(cluster: Cluster, pod: str, token: bytes, argv: Sequence[str], *, timeout_s: float) -> str:
-    """Run a process in a pod to its end; return "", or why it has failed."""
-    try:
-        with start(cluster, pod, token, argv, timeout_s=timeout_s) as process:
-            return process.finish()
-    except OSError as error:
-        return describe_error(error)
+    port = open_port(cluster, pod, PORT)
+    return SeatProcess(port, token, argv, timeout_s=timeout_s, is_alone=is_alone)
 
 
 def open_port(cluster: Cluster, pod: str, port: int) -> socket.socket:
@@ -76,16 +63,15 @@ def open_port(cluster: Cluster, pod: str, port: int) -> socket.socket:
 
     path = cluster.url(f"pods/{pod}/portforward")
     address = cluster.host.replace("http", "ws", 1) + f"{path}?ports={port}"
-    pool = cluster.access.pool
-    opened = websocket.WebSocket(sslopt=_tls_options(pool), skip_utf8_validation=True)
+    opened = websocket.WebSocket(skip_utf8_validation=True)
     try:
+        headers = cluster.access.headers()
         opened.connect(
             address,
-            header=cluster.access.headers(),
+            socket=_connect(cluster),
+            header=headers,
             subprotocols=[_PROTOCOL],
-            timeout=_ANSWER_S,
             redirect_limit=0,  # the token is for this server
-            **_proxy_options(pool),
         )
         if opened.getstatus() != _SWITCHED:
             raise ConnectionError(f"the API server answers HTTP {opened.getstatus()}")
@@ -97,40 +83,29 @@ def open_port(cluster: Cluster, pod: str, port: int) -> socket.socket:
         raise ConnectionError(f"no port-forward to the pod {pod}: {why}") from None
 
 
+def _connect(cluster: Cluster) -> socket.socket:
+    """Return a connection to the API server as the client's pool makes it: its TLS, its proxy.
+
+    The pool keeps none of it: the connection leaves HTTP.
+    """
+    pool = cluster.access.pool.connection_from_url(cluster.host)
+    connection: Any = pool._new_conn()  # the type that urllib3 declares has no socket
+    connection.timeout = _ANSWER_S
+    if pool.proxy is not None:
+        pool._prepare_proxy(connection)
+    else:
+        connection.connect()
+    connection.sock.settimeout(_ANSWER_S)
+    made: socket.socket = connection.sock
+    return made
+
+
 def _carry(opened: WebSocket, pod: str) -> socket.socket:
     near, far = map(keep_from_children, socket.socketpair())
     keep_from_children(opened.sock)
     carrier = _Carrier(opened, far)
     threading.Thread(target=carrier.run, name=f"port-forward to {pod}", daemon=True).start()
     return near
-
-
-def _tls_options(pool: urllib3.PoolManager) -> dict[str, Any]:
-    from urllib3.util.ssl_ import resolve_cert_reqs
-
-    settings = pool.connection_pool_kw
-    found = {its: settings[name] for name, its in _TLS.items() if settings.get(name) is not None}
-    return found | {"cert_reqs": resolve_cert_reqs(settings.get("cert_reqs"))}
-
-
-def _proxy_options(pool: urllib3.PoolManager) -> dict[str, Any]:
-    """Return the options for the pool's proxy, and its user's name and password.
-
-    They also keep websocket-client from choosing another proxy, or none, by the environment.
-    Raises ConnectionError for proxies that it cannot use.
-    """
-    if getattr(pool, "proxy_url", None) or (pool.proxy and pool.proxy.scheme != "http"):
-        raise ConnectionError(
-            "it can pass only an HTTP proxy; correct proxy-url in the kubeconfig, or HTTPS_PROXY"
-        )
-    if (proxy := pool.proxy) is None:
-        return {"http_proxy_host": "-", "http_proxy_port": 1, "http_no_proxy": ["*"]}
-    found: dict[str, Any] = {"http_proxy_host": proxy.host, "http_proxy_port": proxy.port or 80}
-    headers = pool.proxy_headers  # type: ignore[attr-defined]
-    kind, _, secret = str(headers.get("proxy-authorization", "")).partition(" ")
-    if kind == "Basic":
-        found["http_proxy_auth"] = tuple(base64.b64decode(secret).decode().split(":", 1))
-    return found | {"http_no_proxy": ["-"]}
 
 
 def _refusal(error: Any) -> str:

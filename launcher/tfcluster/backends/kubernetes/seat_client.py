@@ -50,8 +50,12 @@ class SeatProcess(io.RawIOBase):
         argv: Sequence[str],
         *,
         timeout_s: float | None = None,
+        is_alone: bool = False,
     ) -> None:
-        """Start the process. Raises ConnectionError, also later if it is silent for `timeout_s`."""
+        """Start the process; with `is_alone`, the seat kills all others in its container before.
+
+        Raises ConnectionError, also later if it is silent for `timeout_s`.
+        """
         self._connection, self._timeout_s = connection, timeout_s
         self.code: int | None = None
         """The exit code; None while it runs, and if the connection broke."""
@@ -63,7 +67,8 @@ class SeatProcess(io.RawIOBase):
         self._file = connection.makefile("rb", buffering=_CHUNK)
         try:
             _sign_in(connection, token)
-            connection.sendall(json.dumps({"argv": [*argv]}).encode() + b"\n")
+            order = {"argv": [*argv], "is_alone": is_alone}
+            connection.sendall(json.dumps(order).encode() + b"\n")
             connection.settimeout(timeout_s)
         except BaseException:
             self.close()

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from tfcluster.backends.base import Tell
-from tfcluster.backends.kubernetes import pod_reasons
+from tfcluster.backends.kubernetes import reasons
 from tfcluster.backends.kubernetes.kube_client import (
     Cluster,
     KubeError,
@@ -18,9 +18,9 @@ from tfcluster.backends.kubernetes.kube_client import (
     Object,
     soon,
 )
-from tfcluster.backends.kubernetes.pod_reasons import Nature, Reason
+from tfcluster.backends.kubernetes.reasons import Reason, is_leaving
 from tfcluster.errors import NodeLostError, SetupError
-from tfcluster.node_loss import NodeLoss
+from tfcluster.node_loss import LossNature, NodeLoss
 
 _POLL_S, _LONGEST_POLL_S = 0.3, 3.0
 _GONE_S: Final = 30.0
@@ -28,8 +28,7 @@ _UNUSED_S: Final = 5.0
 """Seconds that a pod without a living task may take to end, before its object is removed."""
 _EXPLAIN_S: Final = 2.0
 """Seconds after which pods that wait are explained by their events, again and again."""
-_EXPLAINED: Final = 4
-"""Pods that are explained at once; others wait for the same, as a rule."""
+_FAULTS = (LossNature.INFRASTRUCTURE, LossNature.SILENT)
 
 
 class TaskPod:
@@ -37,7 +36,7 @@ class TaskPod:
 
     def __init__(self, cluster: Cluster, made: Object) -> None:
         """`made`: the pod as the API server returned it."""
-        self._cluster, self._container = cluster, pod_reasons.container_id(made)
+        self._cluster, self._container = cluster, reasons.container_id(made)
         self.name: str = made["metadata"]["name"]
         self.uid: str = made["metadata"]["uid"]
         self.loss: NodeLoss | None = None
@@ -83,9 +82,9 @@ class TaskPod:
             self._is_gone = self._is_gone or self._leaves_orderly
         else:
             has_grace = bool(pod["metadata"].get("deletionGracePeriodSeconds"))
-            self._leaves_orderly = has_grace and not pod_reasons.is_on_silent_node(pod)
-            has_restarted = pod_reasons.end_of_container(pod, self._container) is not None
-            self._is_gone = has_restarted or pod_reasons.has_terminated(pod)
+            self._leaves_orderly = has_grace and not reasons.is_on_silent_node(pod)
+            has_restarted = reasons.end_of_container(pod, self._container) is not None
+            self._is_gone = has_restarted or reasons.has_terminated(pod)
         return pod
 
 
@@ -183,7 +182,8 @@ class Wait:
         if not ((is_late and unplaced) or now >= self._explained_at + _EXPLAIN_S):
             return None
         self._explained_at = now
-        reason = await self._explain({name: found.get(name) for name in unplaced or waiting})
+        first = (unplaced or waiting)[0]  # the others wait for the same, as a rule
+        reason = await self._explain(first, found.get(first))
         is_refused = bool(reason) and unplaced != [] and unplaced[0] not in found
         if is_refused or (is_late and unplaced):
             return Outcome(reason=reason or f"{unplaced[0]} has no node", is_unplaced=True)
@@ -206,7 +206,7 @@ class Wait:
             if _crashes(pod):
                 self._leaving.setdefault(uid, self.clock.now())
                 await self._end_crashing(pod)
-            elif _is_over(pod):
+            elif is_leaving(pod):
                 self._leaving.setdefault(uid, self.clock.now())
                 lost += [(name, uid, pod)] if is_new and not is_first else []
                 await self._bury(pod)
@@ -219,7 +219,7 @@ class Wait:
             _require_hope(name, reason)
         why = f"{name}: {reason or 'it was lost'}"
         self._tell(why)
-        is_fault = reason is not None and reason.nature in (Nature.INFRASTRUCTURE, Nature.SILENT)
+        is_fault = reason is not None and reason.nature in _FAULTS
         return Outcome(reason=why, is_fault=is_fault)
 
     async def _end_crashing(self, pod: Object) -> None:
@@ -227,7 +227,7 @@ class Wait:
         kubelet waits for up to five minutes. Raises SetupError for one that never will run."""
         name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
         if self.is_first:
-            _require_hope(name, pod_reasons.last_end(pod))
+            _require_hope(name, reasons.last_end(pod))
         await _remove(self.cluster, name, uid, grace_s=1)
 
     async def _bury(self, pod: Object) -> None:
@@ -237,7 +237,7 @@ class Wait:
         """
         name, uid, now = pod["metadata"]["name"], pod["metadata"]["uid"], self.clock.now()
         lasted_s = now - self._leaving.get(uid, now)
-        if pod_reasons.has_terminated(pod) or (self.may_remove(uid) and lasted_s >= _UNUSED_S):
+        if reasons.has_terminated(pod) or (self.may_remove(uid) and lasted_s >= _UNUSED_S):
             await _remove(self.cluster, name, uid)
             self._started = now  # from now on its successor looks for a place
         elif lasted_s >= _GONE_S and not (self.is_first or self.may_remove(uid)):
@@ -245,30 +245,27 @@ class Wait:
             why = reason.loss_of(name) if reason else "its kubelet has not reported its end"
             raise NodeLostError(f"{self.names[name]} may still run: {why}")
 
-    async def _explain(self, pods: Mapping[str, Object | None]) -> str:
-        """Say why the first pods wait; raise SetupError for one that another pod would follow."""
-        said = ""
-        for name, pod in [*pods.items()][:_EXPLAINED]:
-            why = await (self._explain_missing(name) if pod is None else self._explain_pod(pod))
-            if why is not None:
-                since = self._since.setdefault((name, why.what), self.clock.now())
-                _require_hope(name, why.after(self.clock.now() - since))
-                said = said or f"{name}: {why}"
-        if said:
-            self._tell(said)
-        return said
-
-    async def _explain_pod(self, pod: Object) -> Reason | None:
-        return await explain(self.cluster, pod["metadata"]["uid"], pod)
+    async def _explain(self, name: str, pod: Object | None) -> str:
+        """Say why a pod waits; raise SetupError if another one would, too."""
+        if pod is None:
+            reason = await self._explain_missing(name)
+        else:
+            reason = await explain(self.cluster, pod["metadata"]["uid"], pod)
+        if reason is None:
+            return ""
+        since = self._since.setdefault((name, reason.what), self.clock.now())
+        _require_hope(name, reason.after(self.clock.now() - since))
+        self._tell(f"{name}: {reason}")
+        return f"{name}: {reason}"
 
     async def _explain_missing(self, name: str) -> Reason | None:
         """Return why the controller cannot make a pod, as far as it has said so since we wait."""
         for event in await list_refusals(self.cluster, self.run):
             message = str(event.get("message") or "")
             known = self.refusals.get(event["metadata"]["uid"], 0)
-            if f"Pod {name} in" in message and pod_reasons.count(event) > known:
+            if f"Pod {name} in" in message and reasons.count(event) > known:
                 refusal = message.partition("failed error: ")[2] or message
-                return pod_reasons.refused(refusal, tasks=self.tasks, others=1)
+                return reasons.refused(refusal, tasks=self.tasks, others=1)
         return None
 
     def _tell(self, sentence: str) -> None:
@@ -279,8 +276,7 @@ class Wait:
 
 def _require_hope(pod: str, reason: Reason | None) -> None:
     """Raise SetupError for a reason that another pod would meet, too."""
-    hopeless = (Nature.PERMANENT, Nature.FAILURE, Nature.OUT_OF_MEMORY)
-    if reason is not None and reason.nature in hopeless:
+    if reason is not None and reason.is_hopeless:
         raise SetupError(f"the pod {pod}: {reason}", fix=reason.fix)
 
 
@@ -292,8 +288,8 @@ async def explain(
     `container`: the one whose end counts, although the kubelet may have started another one.
     """
     events = await soon(cluster.list, "events", fieldSelector=f"involvedObject.uid={uid}")
-    found = None if pod is None else pod_reasons.as_it_ended(pod, container)
-    return pod_reasons.explain(found, events)
+    found = None if pod is None else reasons.as_it_ended(pod, container)
+    return reasons.explain(found, events)
 
 
 async def list_refusals(cluster: Cluster, run: str) -> list[Object]:
@@ -304,18 +300,12 @@ async def list_refusals(cluster: Cluster, run: str) -> list[Object]:
 
 
 def _is_running(pod: Object | None) -> bool:
-    return pod is not None and not _is_over(pod) and pod_reasons.runs(pod)
-
-
-def _is_over(pod: Object) -> bool:
-    """Return whether a pod has ended for good, or is being deleted."""
-    is_ended = pod.get("status", {}).get("phase") in ("Failed", "Succeeded")
-    return is_ended or "deletionTimestamp" in pod["metadata"]
+    return pod is not None and not is_leaving(pod) and reasons.runs(pod)
 
 
 def _crashes(pod: Object) -> bool:
     """Return whether a kubelet waits until it starts the container of a pod again."""
-    return not _is_over(pod) and pod_reasons.waits_to_restart(pod)
+    return not is_leaving(pod) and reasons.waits_to_restart(pod)
 
 
 def _has_node(pod: Object | None) -> bool:

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 from tests.documentation import ROOT
+from tests.launcher.backends.kubernetes.fake_api import FakeApi, Object
 
 from tfcluster.backends.jobs import Obstacle, Submission
 from tfcluster.backends.kubernetes import kube_checks
@@ -18,37 +19,18 @@ from tfcluster.spec import PlanOptions
 from tfcluster.spec.kubernetes import Kubernetes
 
 SPEC = str(ROOT / "cluster_specs/kubernetes-2n.json")
-Object = dict[str, Any]
 
 
-class FakeCluster:
-    """An API server with some objects; what it does not allow is refused with 403."""
-
-    namespace = "vision"
-    name = "https://k/vision"
+class Reviewer(FakeApi):
+    """An API server that also says which rights somebody has."""
 
     def __init__(self, objects: Mapping[str, Any], *, forbidden: tuple[str, ...] = ()) -> None:
-        self.objects, self.forbidden = objects, forbidden
-        self.asked: list[str] = []
-
-    def _check(self, path: str) -> None:
-        self.asked.append(path)
-        if any(word in path for word in self.forbidden):
-            raise KubeError("no", status=403, reason="Forbidden")
-
-    def find(self, path: str, *, what: str = "") -> Object | None:
-        self._check(path)
-        default: Object | None = {} if path.startswith("/api/v1/namespaces/") else None
-        found: Object | None = self.objects.get(path, default)
-        return found
-
-    def get(self, path: str, *, what: str = "", **query: object) -> Object:
-        self._check(path)
-        found: Object = self.objects[path]
-        return found
+        super().__init__()
+        self.objects = {"/api/v1/namespaces/vision": {}, **objects}
+        self.refuses = {part: KubeError("no", status=403) for part in forbidden}
 
     def create(self, path: str, body: Object, *, what: str = "") -> Object:
-        self._check(path)
+        self.asked.append(path)
         asked = body["spec"]["resourceAttributes"]
         right = f"{asked['verb']} {asked['resource']}"
         return {"status": {"allowed": right not in self.objects.get("refused", ())}}
@@ -57,7 +39,7 @@ class FakeCluster:
 def survey(
     objects: Mapping[str, Any], *, tasks: int = 2, forbidden: tuple[str, ...] = (), **spec: Any
 ) -> Survey:
-    fake = cast("Cluster", FakeCluster(objects, forbidden=forbidden))
+    fake = cast("Cluster", Reviewer(objects, forbidden=forbidden))
     return Survey(fake, Kubernetes.model_validate(spec), tasks=tasks)
 
 
@@ -177,7 +159,7 @@ def test_up_asks_for_the_gang_and_the_account_only_where_the_spec_names_them(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    fake = FakeCluster({"/version": {"gitVersion": "v1.30.1"}})
+    fake = Reviewer({"/version": {"gitVersion": "v1.30.1"}})
     monkeypatch.setattr(kube_checks, "reach", lambda settings, *, patience_s: fake)
     planned = planning.plan(SPEC, PlanOptions(tuple(f"runtime.kubernetes.{text}" for text in sets)))
     job = Submission("lab-1", tmp_path, (), planned.spec.runtime, nodes=2, tasks_per_node=1)

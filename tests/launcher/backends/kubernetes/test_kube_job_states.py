@@ -87,14 +87,14 @@ def crashing(ended: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("pod", "events", "watched_s", "said"),
     [
-        (pending("InvalidImageName", "couldn't parse image"), [], 0, "no valid name of an image"),
+        (pending("InvalidImageName", "couldn't parse image"), [], 0, "InvalidImageName"),
         (NO_IMAGE, failed_pulls(1), 59, ""),
         (NO_IMAGE, failed_pulls(1), 60, "the image train:8 cannot be pulled"),
         (NO_IMAGE, failed_pulls(3), 0, "the image train:8"),
         (UNMOUNTED, [MOUNT], 299, ""),
         (UNMOUNTED, [MOUNT], 300, "hostPath type check failed"),
         (UNMOUNTED, [MOUNT | TIMES], 0, "hostPath type check failed"),
-        (crashing(NO_PYTHON), [], 0, "its container cannot run the command"),
+        (crashing(NO_PYTHON), [], 0, "StartError: python3: not found"),
         (crashing({"exitCode": 1, "reason": "Error"}), [], 10**6, ""),
     ],
 )

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import pytest
 from tests.launcher.agent.test_pod_seat import Pod
+from tests.launcher.backends.kubernetes.fake_api import FakeApi, Object
 from tests.launcher.conftest import plan_of
 
 from tfcluster.backends import past_runs
@@ -25,9 +26,6 @@ from tfcluster.backends.kubernetes.kube_client import (
 from tfcluster.backends.kubernetes.leadership import LEADER
 from tfcluster.backends.kubernetes.run_objects import (
     COORDINATOR_TOKEN,
-    MANAGED_BY,
-    RUN,
-    RUN_ID,
     STOP,
     VISITOR,
 )
@@ -44,52 +42,10 @@ from tfcluster.rundir.snapshot import RunSnapshot
 from tfcluster.rundir.states import Status
 from tfcluster.spec.sections import Runtime
 
-Object = dict[str, Any]
-
-
-class FakePlace:
-    """A namespace with objects by their paths."""
-
-    namespace, context = "vision", None
-
-    def __init__(self) -> None:
-        self.objects: dict[str, Object] = {}
-        self.deleted: list[str] = []
-        self.error: KubeError | None = None
-
-    def add(self, path: str, *, notes: Mapping[str, str] = {}, **more: Any) -> Object:
-        name = path.rpartition("/")[2]
-        labels = {MANAGED_BY: "tfcluster", RUN: "lab-1"}
-        metadata = {"name": name, "labels": labels, "annotations": {RUN_ID: "lab-1", **notes}}
-        self.objects[path] = {"metadata": {**metadata, **more}}
-        return self.objects[path]
-
-    def find(self, path: str) -> Object | None:
-        if self.error is not None:
-            raise self.error
-        return self.objects.get(path)
-
-    def get(self, path: str) -> Object:
-        found = self.find(path)
-        assert found is not None, path
-        return found
-
-    def list(self, path: str, **query: object) -> list[Object]:
-        if self.error is not None:
-            raise self.error
-        return [one for at, one in self.objects.items() if at.startswith(f"{path}/")]
-
-    def patch(self, path: str, body: Object) -> None:
-        self.objects[path]["metadata"]["annotations"] |= body["metadata"]["annotations"]
-
-    def delete(self, path: str, **how: object) -> None:
-        self.deleted.append(path)
-        self.objects.pop(path, None)
-
 
 @pytest.fixture
-def place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakePlace:
-    made = FakePlace()
+def place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeApi:
+    made = FakeApi()
     monkeypatch.setenv("TFCLUSTER_HOME", str(tmp_path))
     monkeypatch.setattr(kube_jobs, "reach_again", lambda name, patience_s: made)
     monkeypatch.setattr(kube_own_job, "around_pod", lambda: made)
@@ -105,12 +61,12 @@ def notes_of(job: Object) -> Mapping[str, str]:
     return found
 
 
-def stop(place: FakePlace, *, now: bool = False) -> None:
+def stop(place: FakeApi, *, now: bool = False) -> None:
     kube_jobs.stop("lab-1", cluster="https://k/vision", now=now)
 
 
 def test_a_stop_is_told_to_the_coordinator_and_a_second_one_deletes_all(
-    place: FakePlace, monkeypatch: pytest.MonkeyPatch
+    place: FakeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[str] = []
     monkeypatch.setattr(kube_jobs, "_signal", lambda place, run, job: told.append(job))
@@ -124,7 +80,7 @@ def test_a_stop_is_told_to_the_coordinator_and_a_second_one_deletes_all(
 
 
 def test_a_second_stop_while_files_are_copied_aborts_that_and_deletes_nothing(
-    place: FakePlace, monkeypatch: pytest.MonkeyPatch
+    place: FakeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
 
@@ -140,7 +96,7 @@ def test_a_second_stop_while_files_are_copied_aborts_that_and_deletes_nothing(
 
 
 def test_a_stop_that_the_coordinator_did_not_hear_is_tried_again(
-    place: FakePlace, monkeypatch: pytest.MonkeyPatch
+    place: FakeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(place: object, run: str, job: str) -> None:
         raise KubeError("no answer")
@@ -155,7 +111,7 @@ def test_a_stop_that_the_coordinator_did_not_hear_is_tried_again(
 
 
 def test_a_run_whose_coordinator_is_being_replaced_keeps_its_pods_until_that_stops_it(
-    place: FakePlace,
+    place: FakeApi,
 ) -> None:
     job = place.add("batch/jobs/lab-1", notes={LEADER: "p"})
     stop(place)
@@ -168,6 +124,7 @@ class Told:
 
     def __init__(self, *failures: str, end: str = "") -> None:
         self.failures, self.end, self.pods = [*failures], end, list[str]()
+        self.code, self.on_errors = (1 if end else 0), print
 
     def __call__(self, place: object, pod: str, *rest: object, **more: object) -> Told:
         self.pods.append(pod)
@@ -181,12 +138,15 @@ class Told:
     def __exit__(self, *raised: object) -> None:
         pass
 
+    def readall(self) -> bytes:
+        return b""
+
     def finish(self) -> str:
         return self.end
 
 
 @pytest.fixture
-def running(place: FakePlace, monkeypatch: pytest.MonkeyPatch) -> FakePlace:
+def running(place: FakeApi, monkeypatch: pytest.MonkeyPatch) -> FakeApi:
     monkeypatch.setattr(kube_jobs, "_POLL_S", 0.0)
     place.add("batch/jobs/lab-1", notes={LEADER: "p"})
     place.add("pods/lab-1-x")["status"] = running_pod()
@@ -195,7 +155,7 @@ def running(place: FakePlace, monkeypatch: pytest.MonkeyPatch) -> FakePlace:
 
 
 def test_a_coordinator_that_cannot_have_heard_a_stop_is_told_again(
-    running: FakePlace, monkeypatch: pytest.MonkeyPatch
+    running: FakeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = Told("the pod did not answer within 10 s", "no port-forward")
     monkeypatch.setattr(port_forward, "start", told)
@@ -204,7 +164,7 @@ def test_a_coordinator_that_cannot_have_heard_a_stop_is_told_again(
 
 
 def test_a_coordinator_that_may_have_heard_a_stop_is_not_told_again(
-    running: FakePlace, monkeypatch: pytest.MonkeyPatch
+    running: FakeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A second stop would end its tasks at once."""
     told = Told(end="the connection to the pod broke")
@@ -215,7 +175,7 @@ def test_a_coordinator_that_may_have_heard_a_stop_is_not_told_again(
 
 
 def test_a_coordinator_that_cannot_be_told_for_long_is_an_error(
-    running: FakePlace, monkeypatch: pytest.MonkeyPatch
+    running: FakeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kube_jobs, "_STOP_S", 0.0)
     monkeypatch.setattr(port_forward, "start", Told("no port-forward"))
@@ -223,49 +183,37 @@ def test_a_coordinator_that_cannot_be_told_for_long_is_an_error(
         stop(running)
 
 
-def test_a_run_that_never_started_is_deleted(place: FakePlace) -> None:
+def test_a_run_that_never_started_is_deleted(place: FakeApi) -> None:
     place.add("batch/jobs/lab-1")
     stop(place)
     assert place.deleted == ["batch/jobs/lab-1"]
 
 
 def test_a_slow_kubelet_and_a_late_garbage_collector_leave_no_job_and_no_pod(
-    place: FakePlace, monkeypatch: pytest.MonkeyPatch
+    place: FakeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once a run's files are fetched nothing is waited for but the tasks' own pods."""
     monkeypatch.setattr(kube_jobs, "_ENDS_S", 0.05)
     monkeypatch.setattr(kube_jobs, "_POLL_S", 0.01)
-    deleted = list[tuple[str, Mapping[str, object]]]()
 
-    def delete(path: str, **how: object) -> None:
-        deleted.append((path, how))
-        if how.get("grace_s") == 0 or (how.get("background", True) and "jobs" in path):
+    def end(path: str, grace_s: int | None, *, background: bool) -> None:
+        if grace_s == 0 or (background and "jobs" in path):
             place.objects.pop(path, None)
 
-    monkeypatch.setattr(place, "delete", delete)
+    monkeypatch.setattr(place, "end", end)
     place.add("batch/jobs/lab-1", uid="a")
-    pod = place.add("pods/lab-1-x", uid="b", deletionTimestamp="now")
-    pod["metadata"]["labels"]["tfcluster.dev/role"] = "coordinator"
-    pod["status"] = running_pod()
+    made = place.add("pods/lab-1-x", uid="b", deletionTimestamp="now")
+    made["metadata"]["labels"]["tfcluster.dev/role"] = "coordinator"
+    made["status"] = running_pod()
     kube_jobs._delete_all(cast("Cluster", place), "lab-1")
     assert [*place.objects] == ["batch/jobs/lab-1", "pods/lab-1-x"]  # it may still have files
     kube_jobs._delete_all(cast("Cluster", place), "lab-1", is_released=True)
     assert [*place.objects] == []
-    assert [path for path, _ in deleted[1:]] == [
-        *("batch/jobs/lab-1", "pods/lab-1-x", "batch/jobs/lab-1")
-    ]
+    job, pod = "batch/jobs/lab-1", "pods/lab-1-x"
+    assert place.deleted[1:] == [job, pod, job]
 
 
-def test_pods_that_have_run_nothing_are_not_waited_for(
-    place: FakePlace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    graces = dict[str, object]()
-
-    def delete(path: str, **how: object) -> None:
-        graces.setdefault(path, how.get("grace_s"))
-        place.objects.pop(path, None)
-
-    monkeypatch.setattr(place, "delete", delete)
+def test_pods_that_have_run_nothing_are_not_waited_for(place: FakeApi) -> None:
     waiting = {"state": {"waiting": {"reason": "ErrImageNeverPull"}}}
     running: Object = {"state": {"running": {}}}
     place.add("batch/jobs/lab-1")
@@ -273,7 +221,7 @@ def test_pods_that_have_run_nothing_are_not_waited_for(
         pod = place.add(f"pods/lab-1-{name}", uid=name)
         pod["status"] = {"phase": "Pending", "containerStatuses": [status]}
     kube_jobs._delete_all(cast("Cluster", place), "lab-1", now=True)
-    del graces["batch/jobs/lab-1"]
+    graces = {path: how["grace_s"] for path, how in reversed(place.deletions)}
     assert [graces[f"pods/lab-1-{name}"] for name in ("x", "worker-0", "worker-1")] == [0, 0, 1]
 
 
@@ -287,7 +235,7 @@ sys.exit(int("fail" in (folder / "given.json").read_text()))
 
 
 @pytest.fixture
-def visited(place: FakePlace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
+def visited(place: FakeApi, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
     """Have a real seat in the pod of a Job; return a call that runs `EXAMINE` there."""
     (seat_folder := tmp_path / "seat").mkdir()
     seat, said = Pod(seat_folder), list[str]()
@@ -299,8 +247,9 @@ def visited(place: FakePlace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
 
     monkeypatch.setattr(port_forward, "open_port", open_port)
     monkeypatch.setattr(kube_jobs, "reach", lambda settings, patience_s: place)
-    monkeypatch.setattr(kube_jobs, "make_visit", lambda job, place: b"the token")
-    monkeypatch.setattr(place, "name", "https://k/vision", raising=False)
+    monkeypatch.setattr(kube_jobs, "make_visit", lambda job, place: None)
+    token = base64.b64encode(b"the token").decode()
+    place.add("secrets/lab-1")["data"] = {COORDINATOR_TOKEN: token}
     place.add("batch/jobs/lab-1")
     place.add("pods/lab-1-x", uid="u")["status"] = running_pod()
     (folder := tmp_path / "scratch").mkdir()
@@ -317,7 +266,7 @@ def visited(place: FakePlace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
 
 
 def test_a_python_runs_in_the_coordinators_pod_with_the_files_of_a_folder(
-    visited: Any, place: FakePlace
+    visited: Any, place: FakeApi
 ) -> None:
     text = "plan " * 100_000  # longer than one frame
     assert visited(text) == (text.upper(), ["waiting"])
@@ -326,7 +275,7 @@ def test_a_python_runs_in_the_coordinators_pod_with_the_files_of_a_folder(
 
 
 def test_what_fails_in_the_coordinators_pod_is_an_error_and_leaves_nothing(
-    visited: Any, place: FakePlace
+    visited: Any, place: FakeApi
 ) -> None:
     with pytest.raises(SetupError, match="the checks in the pod lab-1-x failed: waiting"):
         visited("fail")
@@ -334,7 +283,7 @@ def test_what_fails_in_the_coordinators_pod_is_an_error_and_leaves_nothing(
 
 
 def test_checks_end_at_once_if_the_coordinators_pod_can_never_start(
-    visited: Any, place: FakePlace
+    visited: Any, place: FakeApi
 ) -> None:
     never = {"waiting": {"reason": "InvalidImageName", "message": "cannot parse A:::"}}
     status = {"phase": "Pending", "containerStatuses": [{"name": "coordinator", "state": never}]}
@@ -345,12 +294,12 @@ def test_checks_end_at_once_if_the_coordinators_pod_can_never_start(
     assert "batch/jobs/lab-1" in place.deleted
 
 
-def find(place: FakePlace, run: str | None = None) -> Mapping[str, Any]:
+def find(place: FakeApi, run: str | None = None) -> Mapping[str, Any]:
     return kube_jobs.find("https://k/vision", run, patience_s=1)
 
 
 def test_the_job_of_checks_whose_process_was_killed_is_found_with_its_pods(
-    place: FakePlace, monkeypatch: pytest.MonkeyPatch
+    place: FakeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place.add("batch/jobs/lab-1", notes={VISITOR: "host/0/1/2"})
     place.add("pods/lab-1-worker-0-g1", notes={"tfcluster.dev/claimed": "x"})
@@ -371,10 +320,10 @@ def test_the_job_of_checks_whose_process_was_killed_is_found_with_its_pods(
     ],
 )
 def test_a_cluster_that_does_not_say_what_it_has_is_no_proof_that_it_has_nothing(
-    place: FakePlace, monkeypatch: pytest.MonkeyPatch, error: SetupError, how: str
+    place: FakeApi, monkeypatch: pytest.MonkeyPatch, error: SetupError, how: str
 ) -> None:
     if isinstance(error, KubeError):
-        place.error = error
+        place.refuses[""] = error
     else:
         monkeypatch.setattr(kube_jobs, "reach_again", _raising(error))
     with pytest.raises(SilentError) as raised:
@@ -401,7 +350,7 @@ def _raising(error: Exception) -> Callable[..., Any]:
     ],
 )
 def test_why_the_coordinators_pod_ends(
-    place: FakePlace,
+    place: FakeApi,
     monkeypatch: pytest.MonkeyPatch,
     signal: int | None,
     job: Any,
@@ -422,14 +371,14 @@ def test_why_the_coordinators_pod_ends(
     assert why in found.why
 
 
-def test_a_pod_that_ends_while_the_api_server_is_away_comes_back(place: FakePlace) -> None:
-    place.error = KubeSilentError("away")
+def test_a_pod_that_ends_while_the_api_server_is_away_comes_back(place: FakeApi) -> None:
+    place.refuses[""] = KubeSilentError("away")
     found = kube_own_job.ending("lab-1", restarts=0, signal=15)
     assert found is not None
     assert found.comes_back
 
 
-def test_a_successor_knows_the_restarts_of_a_folder_that_is_lost(place: FakePlace) -> None:
+def test_a_successor_knows_the_restarts_of_a_folder_that_is_lost(place: FakeApi) -> None:
     history = {"attempt": 4, "restarts": [{"attempt": 4, "of": 5}], "ran_s": 90.5}
     history |= {"vain_starts": 2, "newest_at_start": "step 7"}
     place.add("batch/jobs/lab-1", notes={HISTORY: json.dumps(history)})
@@ -440,20 +389,9 @@ def test_a_successor_knows_the_restarts_of_a_folder_that_is_lost(place: FakePlac
     assert (state.vain_starts, state.newest_at_start) == (2, "step 7")
 
 
-def test_a_start_that_was_cut_off_on_a_full_disk_leaves_the_count(tmp_path: Path) -> None:
-    assert kube_own_job.count_start(tmp_path, unknown=0) == 1
-    (tmp_path / ".starts.new").write_text("")
-    assert kube_own_job.count_start(tmp_path, unknown=0) == 2
-
-
-def test_the_token_of_the_coordinators_seat_is_decoded() -> None:
-    secret = {"data": {"coordinator-token": base64.b64encode(b"abc").decode()}}
-    assert kube_jobs._decode(secret) == "abc"
-
-
 @pytest.mark.parametrize("wrong_s", [3600.0, -3600.0, 1.5])
 def test_the_times_of_a_run_are_those_of_the_submitters_clock_however_wrong_it_is(
-    place: FakePlace, tmp_path: Path, wrong_s: float
+    place: FakeApi, tmp_path: Path, wrong_s: float
 ) -> None:
     began = datetime.fromisoformat("2026-09-14T12:00:00Z").timestamp()
     place.add("batch/jobs/lab-1", creationTimestamp="2026-09-14T12:00:00Z")

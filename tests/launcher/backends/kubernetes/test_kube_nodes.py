@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
+import socket
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -13,21 +13,22 @@ from typing import Any, NoReturn
 
 import pytest
 from tests.documentation import ROOT
+from tests.launcher.agent.test_pod_seat import Pod
+from tests.launcher.backends.kubernetes.fake_api import FakeApi
 
 from tfcluster.agent.agent_config import AgentConfig
 from tfcluster.backends import relayed
 from tfcluster.backends.base import RunContext
-from tfcluster.backends.kubernetes import kube_nodes, run_objects, run_pods, task_pods
+from tfcluster.backends.kubernetes import kube_nodes, port_forward, run_objects, run_pods, task_pods
 from tfcluster.backends.kubernetes.kube_client import (
     JOB_VARIABLE,
-    KubeError,
-    KubeSilentError,
     Object,
 )
 from tfcluster.backends.kubernetes.kube_nodes import KubeNodes
 from tfcluster.backends.kubernetes.leadership import LEADER, Leadership
-from tfcluster.backends.kubernetes.pod_reasons import has_terminated
+from tfcluster.backends.kubernetes.reasons import has_terminated
 from tfcluster.backends.kubernetes.run_objects import PodRun
+from tfcluster.backends.kubernetes.seat_client import SeatProcess
 from tfcluster.backends.kubernetes.task_pods import Clock, TaskPod
 from tfcluster.discovery import planning
 from tfcluster.errors import NodeLostError, SetupError
@@ -38,15 +39,13 @@ SPEC = str(ROOT / "cluster_specs/kubernetes-2n.json")
 SET, NAMES = "lab-1-worker", ["lab-1-worker-0", "lab-1-worker-1"]
 
 
-class FakeCluster:
+class FakeCluster(FakeApi):
     """A StatefulSet with its controller; kubelets run its pods at once, unless told otherwise."""
 
-    namespace = "team"
-
     def __init__(self, made: Object) -> None:
-        self.access = SimpleNamespace(context=None)
-        self.set = made
-        self.pods: dict[str, Object] = {}
+        super().__init__()
+        self.objects[f"apps/statefulsets/{SET}"] = self.set = made
+        self.job = self.add("batch/jobs/lab-1")
         self.forced: list[str] = []
         self.places: int | None = None
         self.refusal = ""
@@ -54,47 +53,32 @@ class FakeCluster:
         self.waiting: Mapping[str, str] | None = None
         self.rejection: Mapping[str, str] | None = None
         self.kubelets_answer = True
-        self.notes: dict[str, str] = {}
-        self.silent = 0
-        """The requests that are not answered from now on."""
-        self.fence: Callable[[], None] = lambda: None
-        self.uids = itertools.count(1)
+
+    @property
+    def pods(self) -> dict[str, Object]:
+        return {at[5:]: pod for at, pod in self.objects.items() if at.startswith("pods/")}
 
     @property
     def uids_now(self) -> list[str]:
         return [self.pods[name]["metadata"]["uid"] for name in sorted(self.pods)]
 
-    def find(self, path: str) -> Object | None:
-        if path.startswith("batch/jobs/"):
-            return {"metadata": {"name": "lab-1", "annotations": self.notes}}
-        return self.pods.get(path.removeprefix("pods/"))
-
     def list(self, path: str, **query: object) -> list[Object]:
-        if self.silent:
-            self.silent -= 1
-            raise KubeSilentError("the API server does not answer")
-        if path == "apps/statefulsets":
-            return [self.set]
+        listed = super().list(path, **query)
         if path == "pods":
-            listed = [*self.pods.values()]
             self.control()
-            return listed
         if "FailedCreate" not in str(query) or not self.refusals:
-            return []
+            return listed
         message = f"create Pod {NAMES[0]} in StatefulSet {SET} failed error: {self.refusal}"
         about = {"involvedObject": {"name": SET}, "metadata": {"uid": "event"}}
         return [{**about, "count": self.refusals, "message": message}]
 
     def control(self) -> None:
         """Do what the controller does: replace what is missing or has failed, one of each name."""
-        for name in [*self.pods]:
-            pod = self.pods[name]
-            if (
-                pod["status"].get("phase") == "Failed"
-                and "deletionTimestamp" not in pod["metadata"]
-            ):
-                del self.pods[name]
-            if NAMES.index(name) >= self.set["spec"]["replicas"]:
+        for name, pod in self.pods.items():
+            has_failed = pod["status"].get("phase") == "Failed"
+            if has_failed and "deletionTimestamp" not in pod["metadata"]:
+                del self.objects[f"pods/{name}"]
+            elif NAMES.index(name) >= self.set["spec"]["replicas"]:
                 self._begin_end(pod, 60)
         for name in NAMES[: self.set["spec"]["replicas"]]:
             if name not in self.pods and self.refusal:
@@ -104,7 +88,7 @@ class FakeCluster:
 
     def make(self, name: str) -> Object:
         taken = [pod for pod in self.pods.values() if pod["spec"].get("nodeName")]
-        made: Object = {"metadata": {"name": name, "uid": f"uid-{next(self.uids)}"}, "spec": {}}
+        made = self.add(f"pods/{name}") | {"spec": {}}
         if self.places is None or len(taken) < self.places:
             made["spec"]["nodeName"] = "n1"
             run(made)
@@ -116,33 +100,24 @@ class FakeCluster:
         else:
             why = {"type": "PodScheduled", "status": "False", "message": "0/2 nodes: too full"}
             made["status"] = {"phase": "Pending", "conditions": [why]}
-        self.pods[name] = made
+        self.objects[f"pods/{name}"] = made
         return made
 
-    def patch(self, path: str, body: Object) -> Object:
-        self.fence()
-        assert path == f"apps/statefulsets/{SET}"
-        self.set["spec"] |= body["spec"]
+    def patch(self, path: str, body: Object, *, what: str = "") -> Object:
+        made = super().patch(path, body)
         self.control()
-        return self.set
+        return made
 
-    def delete(self, path: str, *, grace_s: int, uid: str | None = None) -> None:
-        self.fence()
-        name = path.removeprefix("pods/")
-        pod = self.pods.get(name)
-        if pod is None:
-            return
-        if uid != pod["metadata"]["uid"]:
-            raise KubeError("another pod has that name", status=409)
+    def end(self, path: str, grace_s: int | None, *, background: bool) -> None:
         if grace_s == 0:
-            self.forced.append(name)
-            del self.pods[name]
+            self.forced.append(path[5:])
+            super().end(path, grace_s, background=background)
         else:
-            self._begin_end(pod, grace_s)
+            self._begin_end(self.objects[path], grace_s or 30)
 
     def _begin_end(self, pod: Object, grace_s: int) -> None:
         if not pod["spec"].get("nodeName"):
-            del self.pods[pod["metadata"]["name"]]
+            del self.objects[f"pods/{pod['metadata']['name']}"]
             return
         pod["metadata"] |= {"deletionTimestamp": "now", "deletionGracePeriodSeconds": grace_s}
         if self.kubelets_answer:
@@ -284,7 +259,7 @@ def test_a_coordinator_that_comes_back_beside_its_successor_leaves_all_pods(desk
     async def use() -> None:
         async with desk.nodes() as nodes:
             await nodes.connect(nodes.planned[0], token="t")
-            desk.cluster.notes[LEADER] = "lab-1-new"
+            desk.cluster.job["metadata"]["annotations"][LEADER] = "lab-1-new"
             with pytest.raises(Superseded):  # it would start another attempt in its pods
                 await nodes.repair()
 
@@ -503,7 +478,7 @@ def test_a_missing_object_and_a_controllers_word_prove_nothing(desk: Desk) -> No
 
     async def look() -> None:
         pod = TaskPod(desk.cluster, made)  # type: ignore[arg-type]
-        del desk.cluster.pods[pod.name]
+        del desk.cluster.objects[f"pods/{pod.name}"]
         assert not await pod.has_ended("")
         assert not await pod.end()
 
@@ -543,7 +518,7 @@ def test_the_command_for_files_names_the_pod_and_where_it_is(
         async with desk.nodes() as nodes:
             return nodes.fetch_command("worker-1", PurePosixPath("/the re; id #"))
 
-    where = "--context 'the lab' -n team" if context else "-n team"
+    where = "--context 'the lab' -n vision" if context else "-n vision"
     wanted = f"kubectl {where} exec {NAMES[1]} -- tar -C '/the re; id #' -c . | tar -x"
     assert asyncio.run(use()) == wanted
 
@@ -553,3 +528,30 @@ def test_labels_find_the_pods(desk: Desk) -> None:
     assert labels.items() <= desk.cluster.set["spec"]["template"]["metadata"]["labels"].items()
     selected = desk.cluster.set["spec"]["selector"]["matchLabels"]
     assert selected.items() <= desk.cluster.set["spec"]["template"]["metadata"]["labels"].items()
+
+
+def test_the_files_of_a_pod_that_was_kept_are_copied_once_its_tasks_are_dead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (saved := tmp_path / "saved").mkdir()
+    (saved / "ckpt-1.index").write_text("1")
+    (into := tmp_path / "into").mkdir()
+    seat, token = Pod(tmp_path), b"the token"
+    host, _, port = seat.address.rpartition(":")
+
+    def open_port(place: object, pod: str, number: int) -> socket.socket:
+        return socket.create_connection((host, int(port)))
+
+    monkeypatch.setattr(port_forward, "open_port", open_port)
+    try:
+        argv = ["sh", "-c", "echo begun; sleep 600"]
+        with SeatProcess(open_port(None, "p", 0), token, argv) as task:
+            assert task.read(6) == b"begun\n"
+            kube_nodes._fetch(FakeApi(), "p", token, str(saved), into)  # type: ignore[arg-type]
+            assert (into / "ckpt-1.index").read_text() == "1"
+            assert task.read(1) == b""
+        with pytest.raises(OSError, match="closed the connection"):
+            kube_nodes._fetch(FakeApi(), "p", b"another", str(saved), into)  # type: ignore[arg-type]
+    finally:
+        seat.process.kill()
+        seat.process.communicate()

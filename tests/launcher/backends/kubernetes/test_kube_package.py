@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
+import tarfile
 from collections import ChainMap
 from pathlib import Path
 from types import SimpleNamespace
@@ -151,3 +153,20 @@ def test_a_package_that_is_too_large_says_what_is_large(tmp_path: Path) -> None:
     (paths.checkpoints / "weights").write_bytes(os.urandom(kube_package.MOST_BYTES + 1))
     with pytest.raises(SetupError, match="the checkpoint to resume from"):
         build(paths)
+
+
+@pytest.mark.parametrize(("name", "link"), [("../out", None), ("/out", None), ("link", "/etc")])
+def test_nothing_that_others_have_packed_leads_out_of_its_folder(
+    tmp_path: Path, name: str, link: str | None
+) -> None:
+    (folder := tmp_path / "inner").mkdir()
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        info = tarfile.TarInfo(name)
+        if link is not None:
+            info.type, info.linkname = tarfile.SYMTYPE, link
+        tar.addfile(info)
+    buffer.seek(0)
+    with tarfile.open(fileobj=buffer) as tar, pytest.raises(tarfile.TarError):
+        kube_package.extract_files(tar, folder)
+    assert [*folder.iterdir(), *tmp_path.iterdir()] == [folder]

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import json
-import socket
-import subprocess
-import sys
-import tarfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -16,11 +11,11 @@ from typing import Any
 
 import pytest
 from tests.documentation import ROOT
+from tests.launcher.backends.kubernetes.fake_api import FakeApi, Object
 
 from tfcluster import in_pod
 from tfcluster.api import make_launch
 from tfcluster.backends.jobs import Submission
-from tfcluster.backends.kubernetes import pod_files
 from tfcluster.backends.kubernetes.kube_client import JOB_VARIABLE, KubeError
 from tfcluster.backends.kubernetes.run_objects import TASKS
 from tfcluster.backends.kubernetes.submitted import (
@@ -39,45 +34,12 @@ from tfcluster.rundir.states import Status
 from tfcluster.spec import LaunchOptions
 
 SPEC = str(ROOT / "cluster_specs/kubernetes-2n.json")
-Object = dict[str, Any]
-
-
-class FakePlace:
-    """An API server that notes what it is asked to do."""
-
-    name, namespace = "https://k/vision", "vision"
-
-    def __init__(self) -> None:
-        self.made: list[Object] = []
-        self.deleted: list[tuple[str, str | None]] = []
-        self.refuses: dict[str, KubeError] = {}
-        self.pods: list[Object] = [{"spec": {"nodeName": "n1"}}]
-        """The coordinator's pod, once the Job may make it."""
-        self.patched: list[tuple[str, Object, int]] = []
-        """Path, change, and how many objects there were."""
-
-    def patch(self, path: str, body: Object) -> None:
-        self.patched.append((path, body, len(self.made)))
-
-    def find(self, path: str) -> Object:
-        return {}
-
-    def create(self, path: str, body: Object) -> Object:
-        if (error := self.refuses.get(path)) is not None:
-            raise error
-        self.made.append(body)
-        return {"metadata": {**body["metadata"], "uid": f"uid-{len(self.made)}"}}
-
-    def delete(self, path: str, *, background: bool, uid: str | None) -> None:
-        self.deleted.append((path, uid))
-
-    def list(self, path: str, *, labels: object) -> list[Object]:
-        return self.pods
 
 
 @pytest.fixture
-def place(monkeypatch: pytest.MonkeyPatch) -> FakePlace:
-    made = FakePlace()
+def place(monkeypatch: pytest.MonkeyPatch) -> FakeApi:
+    made = FakeApi()
+    made.add("serviceaccounts/tfcluster")
     for module in (kube_submit, kube_jobs):
         monkeypatch.setattr(module, "reach", lambda settings, patience_s: made)
     monkeypatch.setattr(kube_own_job, "around_pod", lambda: made)
@@ -116,39 +78,40 @@ def test_files_that_are_withheld_are_announced(tmp_path: Path) -> None:
 
 
 def test_the_coordinators_pod_is_made_once_all_that_it_mounts_and_finds_exists(
-    place: FakePlace, tmp_path: Path
+    place: FakeApi, tmp_path: Path
 ) -> None:
     assert kube_submit.submit(submission(tmp_path)) == "lab-1"
-    kinds = [made["kind"] for made in place.made]
+    kinds = [made["kind"] for made in place.created]
     needed = ["Job", "Secret", "NetworkPolicy", "Service", "StatefulSet", "Secret", "Secret"]
     assert kinds == needed
-    assert place.made[0]["spec"]["parallelism"] == 0
+    assert place.created[0]["spec"]["parallelism"] == 0
     assert place.patched == [("batch/jobs/lab-1", {"spec": {"parallelism": 1}}, len(needed))]
 
 
 def test_the_pod_for_checks_starts_nothing_and_uses_no_volume_of_a_run(
-    place: FakePlace, tmp_path: Path
+    place: FakeApi, tmp_path: Path
 ) -> None:
     job = submission(tmp_path)
     kubernetes = job.runtime.kubernetes.model_copy(update={"run_volume": "runs"})
     job = replace(job, runtime=job.runtime.model_copy(update={"kubernetes": kubernetes}))
-    token = kube_submit.make_visit(job, place)  # type: ignore[arg-type]
-    kinds = [made["kind"] for made in place.made]
+    kube_submit.make_visit(job, place)  # type: ignore[arg-type]
+    kinds = [made["kind"] for made in place.created]
     assert kinds == ["Job", "Secret", "NetworkPolicy", "Service", "StatefulSet"]
-    assert decode(place.made[1], "coordinator-token") == token.decode()
-    pod = place.made[0]["spec"]["template"]["spec"]
+    pod = place.created[0]["spec"]["template"]["spec"]
     assert "--then" not in pod["containers"][0]["command"]
     assert not any("persistentVolumeClaim" in volume for volume in pod["volumes"])
     assert "tfcluster-package" not in [volume["name"] for volume in pod["volumes"]]
 
 
-def test_the_token_here_is_that_of_the_coordinators_seat(place: FakePlace, tmp_path: Path) -> None:
+def test_the_pods_of_tasks_do_not_have_the_token_of_the_coordinators_seat(
+    place: FakeApi, tmp_path: Path
+) -> None:
     kube_submit.submit(submission(tmp_path))
-    job, secret, *_, tasks, _, _ = place.made
+    job, secret, *_, tasks, _, _ = place.created
     mounted = [items_of(made["spec"]["template"]["spec"]) for made in (tasks, job)]
     assert mounted == [["token", "seat.py"], ["token", "seat.py", "coordinator-token"]]
     decoded = [decode(secret, key) for key in ("token", "coordinator-token")]
-    assert (tmp_path / ".seat-token").read_text() == decoded[1] != decoded[0]
+    assert decoded[1] != decoded[0]
 
 
 def items_of(spec: Object) -> list[str]:
@@ -162,14 +125,15 @@ def decode(secret: Object, key: str) -> str:
     return base64.b64decode(secret["data"][key]).decode()
 
 
-def test_a_refused_object_takes_back_the_run_and_no_other(place: FakePlace, tmp_path: Path) -> None:
+def test_a_refused_object_takes_back_the_run_and_no_other(place: FakeApi, tmp_path: Path) -> None:
     place.refuses["services"] = KubeError("no", status=403)
     with pytest.raises(KubeError):
         kube_submit.submit(submission(tmp_path))
-    assert place.deleted == [("batch/jobs/lab-1", "uid-1")]
+    ((path, how),) = place.deletions
+    assert (path, how["uid"]) == ("batch/jobs/lab-1", "uid-2")
 
 
-def test_the_job_of_another_run_is_left_alone(place: FakePlace, tmp_path: Path) -> None:
+def test_the_job_of_another_run_is_left_alone(place: FakeApi, tmp_path: Path) -> None:
     place.refuses["batch/jobs"] = KubeError("it exists", status=409)
     with pytest.raises(KubeError):
         kube_submit.submit(submission(tmp_path))
@@ -177,27 +141,27 @@ def test_the_job_of_another_run_is_left_alone(place: FakePlace, tmp_path: Path) 
 
 
 def test_a_run_whose_end_is_noted_does_not_start_again(
-    place: FakePlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: FakeApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(JOB_VARIABLE, "lab-1")
     monkeypatch.setenv("TFCLUSTER_HOME", str(tmp_path))
     monkeypatch.setattr(kube_own_job, "has_run_ended", lambda job: job == "lab-1")
     lead = SimpleNamespace(take=lambda: None)
     monkeypatch.setattr(kube_own_job, "leadership", lambda job: lead)
-    place.pods = []  # and its folder is lost: nothing is left to fetch
+    # Its folder is lost, too: nothing is left to fetch.
     assert in_pod.main("lab-1", 3600.0) == 0
 
 
 def test_the_files_of_an_ended_run_are_kept_until_they_are_fetched_and_then_its_pods_end(
-    place: FakePlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: FakeApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = {"metadata": {"name": "lab-1-worker", "annotations": {TASKS: "2"}}}
-    place.pods = [{**made, "spec": {"replicas": 2}}]
+    path = "apps/statefulsets/lab-1-worker"
+    place.add(path, notes={TASKS: "2"})["spec"] = {"replicas": 2}
     began = time.monotonic()
     monkeypatch.setattr(in_pod, "_FETCHED_POLL_S", 0.01)
     assert in_pod._keep_files(RunPaths(tmp_path), 0.2) == 0
     assert time.monotonic() >= began + 0.2
-    assert place.patched == [("apps/statefulsets/lab-1-worker", {"spec": {"replicas": 0}}, 0)]
+    assert place.patched == [(path, {"spec": {"replicas": 0}}, 0)]
 
 
 def test_a_stop_waits_for_the_folder_of_its_own_run(
@@ -258,10 +222,10 @@ def test_only_a_run_that_copies_its_last_files_is_stopped_again(
 
 
 def test_a_successor_waits_until_its_predecessor_has_saved(
-    place: FakePlace, monkeypatch: pytest.MonkeyPatch
+    place: FakeApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pod: Object = {"metadata": {"name": "before"}, "spec": {"terminationGracePeriodSeconds": 60}}
-    place.pods, slept = [pod], list[float]()
+    pod, slept = place.add("pods/before"), list[float]()
+    pod["spec"] = {"terminationGracePeriodSeconds": 60}
 
     def sleep(seconds: float) -> None:
         slept.append(seconds)
@@ -269,49 +233,22 @@ def test_a_successor_waits_until_its_predecessor_has_saved(
         pod["status"] = {"containerStatuses": [{"name": "coordinator", "state": state}]}
 
     monkeypatch.setattr(kube_own_job, "time", SimpleNamespace(monotonic=lambda: 0.0, sleep=sleep))
-    kube_own_job.await_predecessors("lab-1")
+    kube_own_job.await_predecessors("lab-1", RunPaths(tmp_path))
     assert len(slept) == 1
 
 
 def test_a_coordinator_on_a_volume_waits_for_the_one_before_until_that_is_dead_or_silent(
-    place: FakePlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: FakeApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paths, slept, silences = RunPaths(tmp_path), list[float](), [1.0, 31.0]
-    kube_own_job.await_silence(paths)  # nobody has been there
-    before = {"host": "before", "boot_id": "b", "pid": 1, "start": 2}
-    heartbeat.claim(paths, {**before, "host": socket.gethostname()})
-    kube_own_job.await_silence(paths)  # it was in this pod
-    heartbeat.claim(paths, before)
-    monkeypatch.setattr(kube_own_job, "time", SimpleNamespace(sleep=slept.append))
+    clock = SimpleNamespace(monotonic=lambda: 0.0, sleep=slept.append)
+    monkeypatch.setattr(kube_own_job, "time", clock)
     monkeypatch.setattr(heartbeat, "silent_s", lambda paths: silences.pop(0))
-    kube_own_job.await_silence(paths)
+    heartbeat.claim(paths, {"host": "before", "boot_id": "b", "pid": 1, "start": 2})
+    kube_own_job.await_predecessors("lab-1", paths)
     assert (silences, len(slept)) == ([], 1)
     ended: Object = {"name": "coordinator", "state": {"terminated": {"exitCode": 75}}}
-    monkeypatch.setattr(place, "find", lambda path: {"status": {"containerStatuses": [ended]}})
+    place.add("pods/before")["status"] = {"containerStatuses": [ended]}
     silences.append(1.0)
-    kube_own_job.await_silence(paths)
+    kube_own_job.await_predecessors("lab-1", paths)
     assert len(slept) == 1
-
-
-def test_what_a_pod_is_to_send_are_its_files_once_its_tasks_are_dead(tmp_path: Path) -> None:
-    (saved := tmp_path / "saved").mkdir()
-    (saved / "ckpt-1.index").write_text("1")
-    (into := tmp_path / "into").mkdir()
-    task = subprocess.Popen(["sleep", "600"], env={"TFCLUSTER_RUN_ID": "lab-1"})
-    argv = pod_files.sender_argv("lab-1", str(saved))
-    sent = subprocess.run([sys.executable, *argv[1:]], stdout=subprocess.PIPE, check=True).stdout
-    assert task.wait(60) == -9
-    assert pod_files._unpack(io.BytesIO(sent), into)
-    assert (into / "ckpt-1.index").read_text() == "1"
-
-
-def test_an_archive_that_is_damaged_or_leads_out_of_its_folder_has_not_arrived(
-    tmp_path: Path,
-) -> None:
-    (inner := tmp_path / "inner").mkdir()
-    assert not pod_files._unpack(io.BytesIO(b"no archive"), inner)
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w") as tar:
-        tar.addfile(tarfile.TarInfo("../outside"))
-    assert not pod_files._unpack(file, inner)
-    assert not [*tmp_path.glob("outside")]

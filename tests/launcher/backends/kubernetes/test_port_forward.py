@@ -395,9 +395,6 @@ def test_only_the_proxy_of_the_pool_is_used(
     made.append(server := Server(answer(*NUMBERS, b"\0data")))
     with connect(server, roots) as opened:
         assert opened.recv(100) == b"data"
-    secure = urllib3.ProxyManager("https://127.0.0.1:1", ca_certs=roots)
-    with pytest.raises(ConnectionError, match="only an HTTP proxy; correct proxy-url"):
-        open_port(cluster_of(server, secure), "pod", PORT)
 
 
 def test_a_proxy_of_the_kubeconfig_is_used_with_its_password(

@@ -8,12 +8,13 @@ from typing import Any, Final
 
 from tfcluster.agent import foreign_json
 from tfcluster.backends.jobs import JobEnd, JobPhase, JobState
-from tfcluster.backends.kubernetes import pod_reasons, run_pods
+from tfcluster.backends.kubernetes import reasons, run_pods
 from tfcluster.backends.kubernetes.kube_client import Object
 from tfcluster.backends.kubernetes.leadership import LEADER
-from tfcluster.backends.kubernetes.pod_reasons import Nature, Reason
+from tfcluster.backends.kubernetes.reasons import Reason
 from tfcluster.backends.kubernetes.run_objects import RUN_ID
 from tfcluster.errors import SetupError
+from tfcluster.node_loss import LossNature
 from tfcluster.rundir.states import Status
 
 ENDED: Final = "tfcluster.dev/ended"
@@ -54,13 +55,13 @@ def describe(
         if not refused:
             why = "the coordinator's pod waits: it is not made yet"
             return JobState(JobPhase.QUEUED, why, job=name)
-        return _waiting(job, pod_reasons.refused(refused[-1]), events, watched_s)
+        return _waiting(job, reasons.refused(refused[-1]), events, watched_s)
     if pod.get("status", {}).get("phase") == "Pending":
-        if (reason := pod_reasons.explain(pod, events)) is None:
+        if (reason := reasons.explain(pod, events)) is None:
             return JobState(JobPhase.QUEUED, "the coordinator's pod starts", job=name)
         return _waiting(job, reason, events, watched_s)
-    ended_by = pod_reasons.last_end(pod)
-    if ended_by is not None and ended_by.nature is Nature.PERMANENT:
+    ended_by = reasons.last_end(pod)
+    if ended_by is not None and ended_by.nature is LossNature.PERMANENT:
         return _waiting(job, ended_by, events, watched_s)
     if why := _starts_again(pod):
         return JobState(JobPhase.QUEUED, why, job=name)
@@ -74,11 +75,9 @@ def _waiting(
 
     A run that has had a coordinator goes on waiting: its tasks' pods may hold checkpoints.
     """
-    lasted_s = max(watched_s(reason.what), pod_reasons.reported_s(reason, events))
-    ends = (Nature.PERMANENT, Nature.FAILURE, Nature.OUT_OF_MEMORY)
-    is_over = reason.after(lasted_s).nature in ends
+    lasted_s = max(watched_s(reason.what), reasons.reported_s(reason, events))
     end = None
-    if is_over and LEADER not in job["metadata"].get("annotations", {}):
+    if reason.after(lasted_s).is_hopeless and LEADER not in job["metadata"].get("annotations", {}):
         why = f"the coordinator's pod cannot start: {reason}"
         end = JobEnd(why, reason.fix, exit_code=SetupError.exit_code)
     why = f"the coordinator's pod waits: {reason}"

@@ -33,7 +33,7 @@ from tfcluster.backends.kubernetes.kube_client import (
     reach_again,
 )
 from tfcluster.backends.kubernetes.leadership import LEADER
-from tfcluster.backends.kubernetes.pod_reasons import has_terminated
+from tfcluster.backends.kubernetes.reasons import has_terminated
 from tfcluster.backends.kubernetes.run_objects import (
     MANAGED_BY,
     ROLE,
@@ -53,13 +53,8 @@ from tfcluster.backends.kubernetes.submitted.kube_own_job import can_come_back a
 from tfcluster.backends.kubernetes.submitted.kube_own_job import ending as ending
 from tfcluster.backends.kubernetes.submitted.kube_own_job import own as own
 from tfcluster.backends.kubernetes.submitted.kube_own_job import requeue as requeue
-from tfcluster.backends.kubernetes.submitted.kube_submit import (
-    TOKEN,
-    make_visit,
-    read_token,
-    write_token,
-)
 from tfcluster.backends.kubernetes.submitted.kube_submit import hints as hints
+from tfcluster.backends.kubernetes.submitted.kube_submit import make_visit
 from tfcluster.backends.kubernetes.submitted.kube_submit import submit as submit
 from tfcluster.backends.kubernetes.submitted.kube_submit import warnings as warnings
 from tfcluster.backends.past_runs import RefusedError, SilentError, UnreachableError
@@ -168,16 +163,76 @@ def run_inside(
     place = reach(job.runtime.kubernetes, patience_s=_STOP_S)
     name = run_objects.object_name(job.run_id)
     past_runs.note(job.run_id, "kubernetes", place.name)
-    token = make_visit(job, place)
+    make_visit(job, place)
+    rest = ""
+
+    def show(errors: bytes) -> None:
+        nonlocal rest
+        *lines, rest = (rest + errors.decode(errors="replace")).split("\n")
+        for line in filter(None, lines):
+            tell(line)
+
     try:
-        pod = _await_coordinator(place, name, tell)
+        pod, token = _await_coordinator(place, name, tell), _token_of(place, job.run_id)
         command = ["python", "-P", "-c", _CARRY, *argv]
         files = {path.name: path.read_text() for path in folder.iterdir() if path.is_file()}
-        for made, text in _exchange(place, pod, token, command, files, tell).items():
+        given, retries_until = json.dumps(files).encode(), time.monotonic() + _STOP_S
+        while True:
+            answer = _ask(
+                place, pod, token, command, timeout_s=_SILENT_S, given=given, on_errors=show
+            )
+            if answer.was_heard or time.monotonic() >= retries_until:
+                break
+            time.sleep(_POLL_S)  # it may not listen yet
+        if answer.why:
+            raise SetupError(f"the checks in the pod {pod} failed: {answer.why}")
+        for made, text in foreign_json.parse_json_object(answer.reply).items():
             (folder / Path(made).name).write_text(text)
     finally:
         _delete_all(place, name, now=True)
     past_runs.forget(job.run_id)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The end of a process in the coordinator's pod."""
+
+    why: str
+    """The reason why it failed; empty if it did not."""
+    reply: bytes = b""
+    """The bytes of its stdout."""
+    code: int | None = None
+    """The exit code; None if it is not known."""
+    was_heard: bool = True
+    """False if it was certainly not started."""
+
+
+def _ask(
+    place: Cluster,
+    pod: str,
+    token: bytes,
+    argv: Sequence[str],
+    *,
+    timeout_s: float,
+    given: bytes | None = None,
+    on_errors: Callable[[bytes], object] = lambda errors: None,
+) -> Answer:
+    """Run a process in the coordinator's pod to its end; `given`: its stdin, if it reads that."""
+    try:
+        process = port_forward.start(place, pod, token, argv, timeout_s=timeout_s)
+    except OSError as error:
+        return Answer(describe_error(error), was_heard=False)
+    keep = process.on_errors
+    process.on_errors = lambda errors: (keep(errors), on_errors(errors))
+    with process:
+        try:
+            if given is not None:
+                for at in (*range(0, len(given), _CHUNK), len(given)):  # the last one ends it
+                    process.send(given[at : at + _CHUNK])
+            reply = process.readall() or b""
+            return Answer(process.finish(), reply, process.code)
+        except OSError as error:
+            return Answer(process.last_words or describe_error(error))
 
 
 def _await_coordinator(place: Cluster, job: str, tell: Callable[[str], None]) -> str:
@@ -192,49 +247,6 @@ def _await_coordinator(place: Cluster, job: str, tell: Callable[[str], None]) ->
             tell(told := state.reason)
         time.sleep(_POLL_S)
     return running
-
-
-def _exchange(
-    place: Cluster,
-    pod: str,
-    token: bytes,
-    argv: Sequence[str],
-    given: Mapping[str, str],
-    tell: Callable[[str], None],
-) -> Mapping[str, str]:
-    """Return the JSON that a process in a pod answers to `given`. Raises SetupError."""
-    rest = ""
-
-    def take(errors: bytes) -> None:
-        nonlocal rest
-        process.errors += errors
-        *lines, rest = (rest + errors.decode(errors="replace")).split("\n")
-        for line in filter(None, lines):
-            tell(line)
-
-    until = time.monotonic() + _STOP_S
-    while True:
-        try:
-            process = port_forward.start(place, pod, token, argv, timeout_s=_SILENT_S)
-            break
-        except OSError as error:  # it may not listen yet
-            if time.monotonic() > until:
-                raise SetupError(
-                    f"the pod {pod} cannot be reached: {describe_error(error)}"
-                ) from error
-            time.sleep(_POLL_S)
-    process.on_errors, reply = take, b""
-    with process:
-        try:
-            data = json.dumps(given).encode()
-            for at in (*range(0, len(data), _CHUNK), len(data)):  # the last one ends its stdin
-                process.send(data[at : at + _CHUNK])
-            reply = process.readall()
-        except OSError as error:
-            process.errors += describe_error(error).encode()
-        if process.code != 0:
-            raise SetupError(f"the checks in the pod {pod} failed: {process.last_words}")
-    return foreign_json.parse_json_object(reply)
 
 
 def explain_end(job: str, *, cluster: str, patience_s: float) -> JobEnd:
@@ -279,19 +291,14 @@ def _abort_copying(place: Cluster, pod: str, run: str) -> bool:
     Raises SetupError if that is not known.
     """
     argv = ["python", "-P", "-m", "tfcluster.in_pod", "--stop-again", run]
-    token = _decode(place.get(f"secrets/{run_objects.object_name(run)}")).encode()
-    code = None
-    try:
-        with port_forward.start(place, pod, token, argv, timeout_s=_TELL_S) as process:
-            why, code = process.finish(), process.code
-    except OSError as error:
-        why = describe_error(error)
-    if why and code != NOT_COPYING:
+    answer = _ask(place, pod, _token_of(place, run), argv, timeout_s=_TELL_S)
+    if answer.why and answer.code != NOT_COPYING:
         raise SetupError(
-            f"the coordinator in the pod {pod} cannot be asked whether it copies files: {why}",
+            f"the coordinator in the pod {pod} cannot be asked whether it copies files:"
+            f" {answer.why}",
             fix=f"`tfcluster down --now {run}` deletes its Job, with what is not copied yet",
         )
-    return code == 0
+    return answer.code == 0
 
 
 def _note_stop(place: Cluster, job: str, word: str) -> None:
@@ -305,27 +312,18 @@ def _signal(place: Cluster, run: str, job: str) -> None:
     It is asked again where it cannot have heard it. One whose pod is gone has a successor, which
     reads the note.
     """
-    token = b""
     argv = ["python", "-P", "-m", "tfcluster.in_pod", "--stop", run]
     until = time.monotonic() + _STOP_S
     while (pod := _coordinator_pod(place, job)) is not None:
-        token = token or _decode(place.get(f"secrets/{run_objects.object_name(run)}")).encode()
-        try:
-            process = port_forward.start(place, pod, token, argv, timeout_s=_TELL_S)
-        except OSError as error:
-            why = describe_error(error)
-            if time.monotonic() < until:
-                time.sleep(_POLL_S)
-                continue
-        else:
-            with process:
-                why = process.finish()
-        if not why:
+        answer = _ask(place, pod, _token_of(place, run), argv, timeout_s=_TELL_S)
+        if not answer.why:
             return
-        raise SetupError(
-            f"the coordinator in the pod {pod} cannot be told to stop: {why}",
-            fix=f"`tfcluster down --now {run}` deletes its Job",
-        )
+        if answer.was_heard or time.monotonic() >= until:
+            raise SetupError(
+                f"the coordinator in the pod {pod} cannot be told to stop: {answer.why}",
+                fix=f"`tfcluster down --now {run}` deletes its Job",
+            )
+        time.sleep(_POLL_S)
 
 
 def ask_coordinator(paths: RunPaths, job: str, request: str, *, cluster: str) -> str:
@@ -334,18 +332,13 @@ def ask_coordinator(paths: RunPaths, job: str, request: str, *, cluster: str) ->
     with _silence():
         if (pod := _coordinator_pod(place, job)) is None:
             raise SetupError("the coordinator's pod does not run", fix="try again in a moment")
-        token = _decode(place.get(f"secrets/{run_objects.object_name(paths.run_id)}")).encode()
+        token = _token_of(place, paths.run_id)
     folder = f"{run_pods.STATE_FOLDER}/runs/{paths.run_id}"
     argv = ["python", "-P", "-m", "tfcluster.rundir.control_client", folder, request]
-    try:
-        with port_forward.start(place, pod, token, argv, timeout_s=control.STACKS_S) as process:
-            reply = process.read()
-            why = process.finish()
-    except OSError as error:
-        reply, why = b"", describe_error(error)
-    if why:
-        raise SetupError(f"the coordinator in the pod {pod} cannot be asked: {why}")
-    return (reply or b"").decode()
+    answer = _ask(place, pod, token, argv, timeout_s=control.STACKS_S)
+    if answer.why:
+        raise SetupError(f"the coordinator in the pod {pod} cannot be asked: {answer.why}")
+    return answer.reply.decode()
 
 
 def make_copy(paths: RunPaths, job: str, *, cluster: str) -> JobSubmitted:
@@ -388,10 +381,8 @@ class PodFolder:
             pod = _coordinator_pod(place, self.job)
             if pod is None:
                 return None
-            if not (self.paths.root / TOKEN).exists():
-                write_token(self.paths, _decode(place.get(f"secrets/{self.job}")))
+            token = _token_of(place, self.paths.run_id)
         argv = ["python", "-P", "-m", "tfcluster.agent.files.file_process"]
-        token = read_token(self.paths)
         return port_forward.start(place, pod, token, argv, timeout_s=_SILENT_S)
 
     def release(self) -> None:
@@ -399,7 +390,7 @@ class PodFolder:
         place = _reach(self.cluster, 5.0)
         if (pod := _coordinator_pod(place, self.job)) is not None:
             argv = ["python", "-P", "-m", "tfcluster.in_pod", "--remove", self.paths.run_id]
-            port_forward.run(place, pod, read_token(self.paths), argv, timeout_s=_TELL_S)
+            _ask(place, pod, _token_of(place, self.paths.run_id), argv, timeout_s=_TELL_S)
         owner = place.find(f"batch/jobs/{self.job}")
         if owner is not None and not _kept_pods(place, owner):
             _delete_all(place, self.job, is_released=True)
@@ -532,5 +523,7 @@ def _delete_pod(place: Cluster, pod: Object, *, grace_s: int) -> None:
         place.delete(path, grace_s=grace_s, uid=uid)
 
 
-def _decode(secret: Object) -> str:
-    return base64.b64decode(secret["data"][run_objects.COORDINATOR_TOKEN]).decode()
+def _token_of(place: Cluster, run: str) -> bytes:
+    """Return the token of the seat of a run's coordinator."""
+    secret = place.get(f"secrets/{run_objects.object_name(run)}")
+    return base64.b64decode(secret["data"][run_objects.COORDINATOR_TOKEN])

@@ -9,13 +9,12 @@ import threading
 import time
 from collections.abc import Mapping
 from datetime import datetime
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Final
 
 from tfcluster.agent import foreign_json
 from tfcluster.backends.jobs import Ending
-from tfcluster.backends.kubernetes import pod_reasons, run_pods
+from tfcluster.backends.kubernetes import reasons, run_pods
 from tfcluster.backends.kubernetes.kube_client import (
     JOB_VARIABLE,
     Cluster,
@@ -33,8 +32,8 @@ from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.run_writer import RunWriter
 from tfcluster.rundir.snapshot import RunSnapshot
 
-STARTS: Final = "TFCLUSTER_KUBERNETES_STARTS"
-"""The variable that `in_pod` sets: the number of times that the run's coordinator has started."""
+RESTARTS: Final = "TFCLUSTER_KUBERNETES_RESTARTS"
+"""The variable that `in_pod` sets: how often the run's coordinator was started before."""
 HISTORY: Final = "tfcluster.dev/history"
 """The annotation of a Job with what its coordinators have used of the run's limits."""
 NOT_COPYING: Final = 3
@@ -44,7 +43,6 @@ _MOST_RESTARTS: Final = 500
 """The newest restarts, which are noted: all annotations of an object have 256 KiB."""
 _PROGRESS: Final = frozenset({"newest_at_start", "vain_starts"})
 """Fields of the state by which starts that have saved nothing are counted."""
-_STARTS: Final = ".starts"
 _PATIENCE_S: Final = 20.0
 _POLL_S: Final = 1.0
 _SILENT_S: Final = 30.0
@@ -55,7 +53,7 @@ _SAME_CLOCK_S: Final = 10.0
 
 def own(environ: Mapping[str, str]) -> tuple[str, int]:
     """Return the Job and how often its coordinator was started before."""
-    return environ[JOB_VARIABLE], max(0, int(environ.get(STARTS, "1")) - 1)
+    return environ[JOB_VARIABLE], int(environ.get(RESTARTS, "0"))
 
 
 def can_come_back(job: str) -> bool:
@@ -111,45 +109,30 @@ def record_end(job: str, state: RunSnapshot) -> None:
     around_pod().patch(f"batch/jobs/{job}", body)
 
 
-def await_silence(paths: RunPaths) -> None:
-    """Wait until no other pod writes into the run folder, which may be on a volume.
+def await_predecessors(job: str, paths: RunPaths) -> None:
+    """Wait until no earlier pod of the Job saves its run, or writes into the folder on a volume.
 
-    A coordinator's pod may be replaced while it still runs on a node that lost its network.
-    """
-    while (holder := heartbeat.host_of(paths)) not in (None, socket.gethostname()):
-        silent_s = heartbeat.silent_s(paths)
-        if (silent_s is not None and silent_s >= _SILENT_S) or _has_ended(str(holder)):
-            return
-        time.sleep(_POLL_S)
-
-
-def _has_ended(pod: str) -> bool:
-    """Return whether a kubelet has reported that another pod has ended.
-
-    An object that is missing proves nothing: the pod of a lost node may have been removed by force.
-    """
-    try:
-        found = around_pod().find(f"pods/{pod}") or {}
-    except TfclusterError:
-        return False
-    return pod_reasons.has_terminated(found)
-
-
-def await_predecessors(job: str) -> None:
-    """Wait until earlier pods of the Job that are being ended have ended.
-
-    A coordinator saves its run when its pod is ended. The wait is no longer than the time that a
-    kubelet gives it: that of a lost node reports nothing.
+    Without a volume the wait is no longer than the time that a kubelet gives a pod: that of a lost
+    node reports nothing. On a volume, a predecessor that was cut off may go on for as long as its
+    heartbeat shows. An object that is missing proves nothing: the pod of a lost node may have been
+    removed by force.
     """
     place, me, began = around_pod(), socket.gethostname(), time.monotonic()
     while True:
-        pods = place.list("pods", labels={"job-name": job})
-        waits_s = [
-            float(pod["spec"].get("terminationGracePeriodSeconds", 30)) + _SLACK_S
-            for pod in pods
-            if pod["metadata"]["name"] != me and not pod_reasons.has_terminated(pod)
-        ]
-        if time.monotonic() - began >= max(waits_s, default=0.0):
+        pods = {
+            each["metadata"]["name"]: each for each in place.list("pods", labels={"job-name": job})
+        }
+        ended = {name for name, pod in pods.items() if reasons.has_terminated(pod)}
+        if (holder := heartbeat.host_of(paths)) is not None and holder != me:
+            silent_s = heartbeat.silent_s(paths)
+            is_over = holder in ended or (silent_s is not None and silent_s >= _SILENT_S)
+        else:
+            graces_s = [
+                float(pods[name]["spec"].get("terminationGracePeriodSeconds", 30)) + _SLACK_S
+                for name in pods.keys() - ended - {me}
+            ]
+            is_over = time.monotonic() - began >= max(graces_s, default=0.0)
+        if is_over:
             return
         time.sleep(_POLL_S)
 
@@ -164,21 +147,9 @@ def is_stopped(job: str) -> bool:
     return STOP in _notes(around_pod().get(f"batch/jobs/{job}"))
 
 
-def has_started(folder: Path) -> bool:
-    """Return whether a coordinator has started in this run folder."""
-    return (folder / _STARTS).exists()
-
-
-def count_start(folder: Path, *, unknown: int) -> int:
-    """Count a start of the coordinator in the run folder; return how many there were.
-
-    `unknown`: starts whose folders are lost.
-    """
-    path, fresh = folder / _STARTS, folder / f"{_STARTS}.new"
-    count = int(path.read_text()) + 1 if path.exists() else 1 + unknown
-    fresh.write_text(str(count))
-    fresh.replace(path)
-    return count
+def has_started(paths: RunPaths) -> bool:
+    """Return whether a coordinator has started in this run folder: it has claimed it."""
+    return heartbeat.host_of(paths) is not None
 
 
 def note_clock(job: str, paths: RunPaths) -> None:
@@ -187,7 +158,7 @@ def note_clock(job: str, paths: RunPaths) -> None:
 
     The clock of the cluster, by which a Job is dated, counts as right.
     """
-    if has_started(paths.root):
+    if has_started(paths):
         return
     submitted_at = foreign_json.parse_json((paths.root / SUBMITTED_AT).read_bytes())
     made = around_pod().get(f"batch/jobs/{job}")["metadata"]["creationTimestamp"]

@@ -26,8 +26,6 @@ from tfcluster.errors import SetupError
 from tfcluster.plans.plan import Plan
 from tfcluster.rundir.paths import RunPaths
 
-TOKEN: Final = ".seat-token"
-"""The file with the token of the coordinator's seat, in the run folder."""
 _SUBMIT_S: Final = 30.0
 _VISIT_S: Final = 1800
 _UNDISTURBED_S: Final = 0.1
@@ -51,30 +49,26 @@ def submit(job: Submission) -> str:
     if not job.runtime.kubernetes.coordinator.service_account:
         _require_account(place)
     template = run_pods.coordinator_template(run, secrets=sorted(values), pieces=len(package))
-    own_token = secrets.token_hex(32)
-    made = run_objects.coordinator_job(run, template)
-    _make_all(place, run, made, values, package, own_token)
-    write_token(paths, own_token)
+    _make_all(place, run, run_objects.coordinator_job(run, template), values, package)
     return run.name
 
 
-def make_visit(job: Submission, place: Cluster) -> bytes:
-    """Make the objects of a run whose coordinator's pod starts nothing; return its seat's token.
+def make_visit(job: Submission, place: Cluster) -> None:
+    """Make the objects of a run whose coordinator's pod starts nothing.
 
     The pod ends after a while if nobody removes it. Raises SetupError.
     """
     assert job.plan is not None
     kubernetes = job.runtime.kubernetes.model_copy(update={"run_volume": None})
     runtime = job.runtime.model_copy(update={"kubernetes": kubernetes})
-    run, token = PodRun(job.run_id, job.plan, runtime), secrets.token_hex(32)
+    run = PodRun(job.run_id, job.plan, runtime)
     template = run_pods.coordinator_template(run, pieces=0, program=())
     made = run_objects.coordinator_job(run, template)
     made["spec"]["activeDeadlineSeconds"] = _VISIT_S
     made["metadata"]["annotations"] |= {run_objects.VISITOR: past_runs.this_process()}
     if not kubernetes.coordinator.service_account:
         _require_account(place)
-    _make_all(place, run, made, {}, (), token)
-    return token.encode()
+    _make_all(place, run, made, {}, ())
 
 
 def _make_all(
@@ -83,7 +77,6 @@ def _make_all(
     job: Object,
     values: Mapping[str, str],
     package: Sequence[Mapping[str, bytes]],
-    own_token: str,
 ) -> None:
     """Make the Job and all that it owns, and then its pod; delete it if that fails.
 
@@ -92,7 +85,7 @@ def _make_all(
     owner = job
     try:
         owner = job | place.create("batch/jobs", {**job, "spec": job["spec"] | {"parallelism": 0}})
-        for path, body in _needed_by_pods(place, run, values, package, own_token):
+        for path, body in _needed_by_pods(place, run, values, package):
             place.create(path, run_objects.with_owner(body, owner))
         place.patch(f"batch/jobs/{run.name}", {"spec": {"parallelism": 1}})
         time.sleep(_UNDISTURBED_S)
@@ -110,10 +103,9 @@ def _needed_by_pods(
     run: PodRun,
     values: Mapping[str, str],
     package: Sequence[Mapping[str, bytes]],
-    own_token: str,
 ) -> Iterator[tuple[str, Object]]:
     """Yield the objects that the run's pods must not be without, and where they are made."""
-    token = secrets.token_hex(32)
+    token, own_token = secrets.token_hex(32), secrets.token_hex(32)
     yield "secrets", run_objects.secret(run, token, values, own_token=own_token)
     yield "networking/networkpolicies", run_objects.network_policy(run)
     if (group := run_objects.pod_group(run)) is not None:
@@ -158,7 +150,6 @@ def _require_account(place: Cluster) -> None:
     account, *others = run_objects.account_objects()
     try:
         if place.find(f"serviceaccounts/{name}") is not None:
-            _extend_role(place, others[0]["rules"])
             return
         paths = ("rbac/roles", "rbac/rolebindings", "serviceaccounts")
         for path, body in zip(paths, (*others, account), strict=True):
@@ -180,27 +171,6 @@ def _require_account(place: Cluster) -> None:
         ) from error
 
 
-def _extend_role(place: Cluster, rules: Sequence[Object]) -> None:
-    """Add what a newer coordinator needs to the Role, if this user may read Roles."""
-    path = f"rbac/roles/{run_objects.ACCOUNT}"
-    try:
-        found = (place.find(path) or {}).get("rules") or []
-    except KubeError as error:
-        if error.status != 403:
-            raise
-        return
-    missing = [rule for rule in rules if not any(_covers(has, rule) for has in found)]
-    if found and missing:
-        place.patch(path, {"rules": [*found, *missing]})
-
-
-def _covers(has: Object, wanted: Object) -> bool:
-    parts = ("apiGroups", "resources", "verbs")
-    return all(
-        {*wanted[part]} <= {*has.get(part, ())} or "*" in has.get(part, ()) for part in parts
-    )
-
-
 def _environment(plan: Plan, spec: Mapping[str, Any]) -> dict[str, str]:
     """Return the variables that the coordinator's environment must have to plan the spec again.
 
@@ -219,15 +189,3 @@ def _null_names(value: Any, key: str = "") -> set[str]:
     if key == "env":
         return {name for name, text in value.items() if text is None}
     return set().union(*(_null_names(item, name) for name, item in value.items()))
-
-
-def read_token(paths: RunPaths) -> bytes:
-    """Return the token of the coordinator's seat, which `write_token` has noted."""
-    return (paths.root / TOKEN).read_bytes().strip()
-
-
-def write_token(paths: RunPaths, token: str) -> None:
-    """Note the token of the coordinator's seat in the run folder."""
-    path = paths.root / TOKEN
-    path.touch(mode=0o600)
-    path.write_text(token)

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from tfcluster.backends.kubernetes import pod_reasons
-from tfcluster.backends.kubernetes.pod_reasons import Nature, Reason
+from tfcluster.backends.kubernetes import reasons
+from tfcluster.backends.kubernetes.reasons import Reason
+from tfcluster.node_loss import LossNature
 from tfcluster.supervision.failure import Kind, kind_of_leaving, kind_of_loss
 
 Object = dict[str, Any]
@@ -63,12 +64,12 @@ def unscheduled(text: str) -> Object:
 PULL = 'Failed to pull image "tf:1": rpc error: code = Unknown desc = '
 EVICTED: Object = {"reason": "Evicted"}
 
-CASES: dict[str, tuple[Object | None, list[Object], str, Nature, str]] = {
+CASES: dict[str, tuple[Object | None, list[Object], str, LossNature | None, str]] = {
     "no room": (
         unscheduled("0/2 nodes are available: 2 Insufficient nvidia.com/gpu."),
         [event("FailedScheduling", "0/2 nodes are available: 2 Insufficient nvidia.com/gpu.")],
         "no node has a place",
-        Nature.WAITING,
+        None,
         "resources",
     ),
     "taint, 1.20": (
@@ -77,64 +78,64 @@ CASES: dict[str, tuple[Object | None, list[Object], str, Nature, str]] = {
         ),
         [],
         "no node has a place",
-        Nature.WAITING,
+        None,
         "tolerations",
     ),
     "claim missing": (
         unscheduled('0/1 nodes: persistentvolumeclaim "data" not found.'),
         [],
-        "volume claim does not exist",
-        Nature.WAITING,
-        "kubectl get pvc",
+        "FailedScheduling",
+        None,
+        "pvc",
     ),
     "gated by Kueue": (
         pod(node="", conditions=[condition("PodScheduled", "SchedulingGated", status="False")]),
         [],
         "waits for its queue",
-        Nature.WAITING,
+        None,
         "queue",
     ),
-    "no scheduler": (pod(node=""), [], "no scheduler has looked", Nature.WAITING, "scheduler_name"),
+    "no scheduler": (pod(node=""), [], "no scheduler has looked", None, "scheduler_name"),
     "no such image": (
         waiting("ImagePullBackOff", 'Back-off pulling image "tf:1"'),
         [event("Failed", PULL + '"docker.io/library/tf:1": not found')],
         "the image tf:1 cannot be pulled",
-        Nature.WAITING,
+        None,
         "image",
     ),
     "private image": (
         waiting("ErrImagePull", PULL + "pull access denied, authorization failed"),
         [],
         "the image tf:1 cannot be pulled",
-        Nature.WAITING,
+        None,
         "image_pull_secrets",
     ),
     "registry away": (
         waiting("ErrImagePull", PULL + "dial tcp: lookup registry on 10.0.0.10:53: no such host"),
         [],
         "cannot get the image tf:1 from its registry",
-        Nature.WAITING,
+        None,
         "registry up",
     ),
     "invalid name": (
         waiting("InvalidImageName", 'couldn\'t parse image reference "Tf"'),
         [],
-        "no valid name",
-        Nature.PERMANENT,
+        "InvalidImageName",
+        LossNature.PERMANENT,
         "runtime.kubernetes.image",
     ),
     "never pulled": (
         waiting("ErrImageNeverPull", "Container image is not present with pull policy of Never"),
         [],
-        "pull policy is Never",
-        Nature.PERMANENT,
-        "load it",
+        "ErrImageNeverPull",
+        LossNature.PERMANENT,
+        "load the image",
     ),
     "no such secret": (
         waiting("CreateContainerConfigError", 'secret "keys" not found'),
         [],
-        "Secret or ConfigMap",
-        Nature.WAITING,
+        "CreateContainerConfigError",
+        None,
         "env_from",
     ),
     "image of root": (
@@ -142,9 +143,9 @@ CASES: dict[str, tuple[Object | None, list[Object], str, Nature, str]] = {
             "CreateContainerConfigError", "container has runAsNonRoot and image will run as root"
         ),
         [],
-        "run as root",
-        Nature.PERMANENT,
-        "runtime.user",
+        "CreateContainerConfigError",
+        None,
+        "the message names",
     ),
     "user 0 beside runAsNonRoot": (
         waiting(
@@ -152,134 +153,134 @@ CASES: dict[str, tuple[Object | None, list[Object], str, Nature, str]] = {
             'container\'s runAsUser breaks non-root policy (pod: "p_n(1)", container: task)',
         ),
         [],
-        "run as root",
-        Nature.PERMANENT,
-        "runtime.user",
+        "CreateContainerConfigError",
+        None,
+        "the message names",
     ),
     "volume not mounted": (
         waiting("ContainerCreating"),
         [event("FailedMount", 'MountVolume.SetUp failed for volume "c": configmap "c" not found')],
-        "a Secret or ConfigMap of the pod's volumes",
-        Nature.WAITING,
+        "FailedMount",
+        None,
         "volumes",
     ),
     "volume elsewhere": (
         waiting("ContainerCreating"),
         [event("FailedAttachVolume", "Multi-Attach error for volume v: already used by pod(s) x")],
-        "another node holds the pod's volume",
-        Nature.WAITING,
+        "FailedAttachVolume",
+        None,
         "ReadWriteMany",
     ),
     "out of memory": (
-        *(ended("OOMKilled", 137), [], "more memory", Nature.OUT_OF_MEMORY),
+        *(ended("OOMKilled", 137), [], "more memory", LossNature.OUT_OF_MEMORY),
         "runtime.kubernetes.resources.limits",
     ),
-    "own exit": (ended("Error", 3, "no disk"), [], "exit code 3", Nature.FAILURE, ""),
+    "own exit": (ended("Error", 3, "no disk"), [], "exit code 3", LossNature.OWN_FAILURE, ""),
     "no python": (
         ended("StartError", 128, 'exec: "python": executable file not found in $PATH'),
         [],
-        "cannot run the command",
-        Nature.PERMANENT,
+        "StartError",
+        LossNature.PERMANENT,
         "Python 3.9",
     ),
     "lost by the runtime": (
         ended("ContainerStatusUnknown", 137),
         [],
-        "lost the container",
-        Nature.INFRASTRUCTURE,
+        "ContainerStatusUnknown",
+        LossNature.INFRASTRUCTURE,
         "",
     ),
     "evicted for memory": (
         pod("Failed", **EVICTED, message="The node was low on resource: memory. "),
         [],
-        "ran out of memory",
-        Nature.INFRASTRUCTURE,
+        "it was evicted",
+        LossNature.INFRASTRUCTURE,
         "memory request",
     ),
     "evicted for its disk": (
         pod("Failed", **EVICTED, message='Usage of EmptyDir volume "shm" exceeds the limit "1Gi".'),
         [],
         "wrote more to local disk",
-        Nature.FAILURE,
+        LossNature.OWN_FAILURE,
         "ephemeral-storage",
     ),
     "rejected": (
         pod("Failed", reason="OutOfcpu", message="Pod Node didn't have enough resource: cpu"),
         [],
-        "n1 refused the pod",
-        Nature.INFRASTRUCTURE,
+        "OutOfcpu",
+        LossNature.INFRASTRUCTURE,
         "",
     ),
     "deadline": (
         pod("Failed", reason="DeadlineExceeded", message="Pod was active on the node longer"),
         [],
-        "activeDeadlineSeconds",
-        Nature.PERMANENT,
-        "run_deadline_s",
+        "DeadlineExceeded",
+        LossNature.PERMANENT,
+        "the message names",
     ),
     "node shut down": (
         pod("Failed", reason="Terminated", message="Pod was terminated in response to imminent"),
         [],
-        "n1 is shutting down",
-        Nature.PREEMPTION,
+        "Terminated",
+        LossNature.PREEMPTED,
         "",
     ),
     "preempted, 1.20": (
         pod("Running", deleted=True),
         [event("Preempted", "Preempted by default/big on node n1")],
-        "higher priority",
-        Nature.PREEMPTION,
+        "Preempted",
+        LossNature.PREEMPTED,
         "priority_class",
     ),
     "preempted": (
         disrupted("PreemptionByScheduler", "default-scheduler: preempting"),
         [],
-        "higher priority",
-        Nature.PREEMPTION,
+        "PreemptionByScheduler",
+        LossNature.PREEMPTED,
         "priority_class",
     ),
     "evicted by the API": (
         disrupted("EvictionByEvictionAPI", "Eviction API: evicting"),
         [],
-        "evicted (kubectl drain",
-        Nature.PREEMPTION,
+        "EvictionByEvictionAPI",
+        LossNature.PREEMPTED,
         "",
     ),
     "deleted by its node": (
         disrupted("TerminationByKubelet", **EVICTED, message="The node was low on resource: pids"),
         [],
-        "processes",
-        Nature.INFRASTRUCTURE,
+        "it was evicted",
+        LossNature.INFRASTRUCTURE,
         "",
     ),
-    "deleted": (pod("Running", deleted=True), [], "was deleted", Nature.PREEMPTION, ""),
+    "deleted": (pod("Running", deleted=True), [], "was deleted", LossNature.PREEMPTED, ""),
     "node silent": (
         running(ready="False"),
         [event("NodeNotReady", "Node is not ready")],
         "its node n1 does not answer",
-        Nature.SILENT,
+        LossNature.SILENT,
         "",
     ),
     "node lost": (
         pod("Running", deleted=True, reason="NodeLost", message="Node n1 which was running pod …"),
         [],
         "its node n1 does not answer",
-        Nature.SILENT,
+        LossNature.SILENT,
         "",
     ),
     "object gone": (
         None,
         [event("TaintManagerEviction", "Marking for deletion Pod a/b")],
-        "does not answer or got a taint",
-        Nature.SILENT,
+        "does not answer",
+        LossNature.SILENT,
         "",
     ),
-    "object gone in silence": (None, [], "was deleted", Nature.PREEMPTION, ""),
+    "object gone in silence": (None, [], "was deleted", LossNature.PREEMPTED, ""),
     "unknown": (
         pod("Failed", reason="Aliens", message="they came"),
         [],
         "the pod ended (Aliens)",
-        Nature.INFRASTRUCTURE,
+        LossNature.INFRASTRUCTURE,
         "",
     ),
 }
@@ -288,7 +289,7 @@ CASES: dict[str, tuple[Object | None, list[Object], str, Nature, str]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_each_fate_of_a_pod_has_its_words_class_and_fix(case: str) -> None:
     found_pod, events, what, nature, fix = CASES[case]
-    reason = pod_reasons.explain(found_pod, events)
+    reason = reasons.explain(found_pod, events)
     assert reason is not None
     assert what in reason.what
     assert reason.nature is nature
@@ -299,12 +300,12 @@ def test_each_fate_of_a_pod_has_its_words_class_and_fix(case: str) -> None:
     "fine", [running(), waiting("ContainerCreating"), waiting("PodInitializing")]
 )
 def test_a_pod_that_starts_or_runs_needs_no_explanation(fine: Object) -> None:
-    assert pod_reasons.explain(fine) is None
+    assert reasons.explain(fine) is None
 
 
 def test_the_servers_text_is_beneath_our_words() -> None:
     text = "0/2 nodes are available: 2 Insufficient cpu."
-    reason = pod_reasons.explain(unscheduled(text))
+    reason = reasons.explain(unscheduled(text))
     assert str(reason) == f"no node has a place for the pod now: {text}"
 
 
@@ -318,7 +319,7 @@ def test_the_servers_text_is_beneath_our_words() -> None:
     ],
 )
 def test_supervision_reads_the_class_of_a_lost_pod(case: str, kind: Kind) -> None:
-    reason = pod_reasons.explain(CASES[case][0], CASES[case][1])
+    reason = reasons.explain(CASES[case][0], CASES[case][1])
     assert reason is not None
     assert kind_of_loss(reason.loss_of("r-worker-0-g1").nature) is kind
 
@@ -335,7 +336,7 @@ def test_supervision_reads_the_class_of_a_lost_pod(case: str, kind: Kind) -> Non
     ],
 )
 def test_supervision_reads_why_a_pod_that_still_answers_is_ended(case: str, kind: Kind) -> None:
-    reason = pod_reasons.explain(CASES[case][0], CASES[case][1])
+    reason = reasons.explain(CASES[case][0], CASES[case][1])
     assert reason is not None
     assert kind_of_leaving(reason.loss_of("r-worker-0-g1").nature) is kind
 
@@ -343,17 +344,17 @@ def test_supervision_reads_why_a_pod_that_still_answers_is_ended(case: str, kind
 def test_the_newest_event_counts_whatever_their_order() -> None:
     events = [event("FailedScheduling", "Insufficient cpu", at=9),
               event("FailedScheduling", "Insufficient memory", at=1)]  # fmt: skip
-    reason = pod_reasons.explain(pod(node=""), events)
+    reason = reasons.explain(pod(node=""), events)
     assert reason is not None
     assert reason.event == "Insufficient cpu"
 
 
 def test_a_missing_image_is_permanent_after_a_minute_or_three_tries() -> None:
     missing = waiting("ErrImagePull", PULL + "not found")
-    once, often = (pod_reasons.explain(missing, [event("Failed", PULL + "not found", count=n)])
+    once, often = (reasons.explain(missing, [event("Failed", PULL + "not found", count=n)])
                    for n in (1, 3))  # fmt: skip
-    assert _natures(once, 0, 59, 60) == [Nature.WAITING, Nature.WAITING, Nature.PERMANENT]
-    assert _natures(often, 0) == [Nature.PERMANENT]
+    assert _natures(once, 0, 59, 60) == [None, None, LossNature.PERMANENT]
+    assert _natures(often, 0) == [LossNature.PERMANENT]
 
 
 def test_only_pulls_are_over_after_three_tries() -> None:
@@ -365,8 +366,8 @@ def test_only_pulls_are_over_after_three_tries() -> None:
         ("FailedAttachVolume", "Multi-Attach error for volume v"),
         ("FailedCreatePodSandBox", "failed to set up sandbox: cni plugin not initialized"),
     ):
-        found = pod_reasons.explain(waiting("ContainerCreating"), [event(reason, message, count=9)])
-        assert _natures(found, 4, 59) == [Nature.WAITING, Nature.WAITING]
+        found = reasons.explain(waiting("ContainerCreating"), [event(reason, message, count=9)])
+        assert _natures(found, 4, 59) == [None, None]
 
 
 def test_why_a_mount_failed_is_kept_once_the_kubelet_only_says_that_it_timed_out() -> None:
@@ -375,10 +376,10 @@ def test_why_a_mount_failed_is_kept_once_the_kubelet_only_says_that_it_timed_out
         event("FailedMount", 'MountVolume.SetUp failed for "d" : hostPath type check failed', at=1),
         event("FailedMount", f"{late} condition", at=2),
     ]
-    found = pod_reasons.explain(waiting("ContainerCreating"), events)
+    found = reasons.explain(waiting("ContainerCreating"), events)
     assert found is not None
     assert found.event.endswith("hostPath type check failed")
-    found = pod_reasons.explain(waiting("ContainerCreating"), events[1:])
+    found = reasons.explain(waiting("ContainerCreating"), events[1:])
     assert found is not None
     assert "timed out" in found.event
 
@@ -386,33 +387,33 @@ def test_why_a_mount_failed_is_kept_once_the_kubelet_only_says_that_it_timed_out
 def test_a_mount_that_has_worked_since_is_no_reason_while_the_image_is_pulled() -> None:
     failed = event("FailedMount", "driver not found", at=1)
     pulling = event("Pulling", 'Pulling image "tf:1"', at=2)
-    assert pod_reasons.explain(waiting("ContainerCreating"), [failed, pulling]) is None
+    assert reasons.explain(waiting("ContainerCreating"), [failed, pulling]) is None
 
 
 def test_an_init_container_that_has_done_its_work_and_a_sidecars_end_are_no_failure() -> None:
     done = {"terminated": {"reason": "Completed", "exitCode": 0}}
     found = waiting("PodInitializing")
     found["status"]["initContainerStatuses"] = [{"name": "data", "state": done}]
-    assert pod_reasons.explain(found) is None
+    assert reasons.explain(found) is None
     found = running()
     found["status"]["containerStatuses"].append({"name": "sidecar", "state": done})
-    assert pod_reasons.explain(found) is None
+    assert reasons.explain(found) is None
 
 
 def test_an_init_container_that_failed_is_the_reason() -> None:
     failed = {"terminated": {"reason": "Error", "exitCode": 4, "message": "no data"}}
     found = pod("Failed", initContainerStatuses=[{"name": "data", "state": failed}])
-    reason = pod_reasons.explain(found)
+    reason = reasons.explain(found)
     assert reason is not None
-    assert (reason.nature, reason.event) == (Nature.FAILURE, "no data")
+    assert (reason.nature, reason.event) == (LossNature.OWN_FAILURE, "no data")
 
 
 def test_a_pod_waits_for_a_node_as_long_as_the_run_does() -> None:
-    full = pod_reasons.explain(unscheduled("Insufficient cpu"))
-    assert _natures(full, 86400) == [Nature.WAITING]
+    full = reasons.explain(unscheduled("Insufficient cpu"))
+    assert _natures(full, 86400) == [None]
 
 
-def _natures(reason: Reason | None, *lasted: float) -> list[Nature]:
+def _natures(reason: Reason | None, *lasted: float) -> list[LossNature | None]:
     assert reason is not None
     return [reason.after(seconds).nature for seconds in lasted]
 
@@ -422,35 +423,35 @@ def _natures(reason: Reason | None, *lasted: float) -> list[Nature]:
     [
         (
             "exceeded quota: q, requested: pods=1, used: pods=4, limited: pods=4",
-            "is used up",
-            Nature.WAITING,
+            "refuses the pod",
+            None,
         ),
         (
             "exceeded quota: q, requested: limits.memory=8Gi, used: limits.memory=0, limited:"
             " limits.memory=4Gi",
-            "is used up",
-            Nature.PERMANENT,
+            "refuses the pod",
+            LossNature.PERMANENT,
         ),
         (
             "exceeded quota: q, requested: cpu=1500m,memory=1Gi, used: cpu=1,memory=0, limited:"
             " cpu=2,memory=1000Mi",
-            "is used up",
-            Nature.PERMANENT,
+            "refuses the pod",
+            LossNature.PERMANENT,
         ),
-        ("failed quota: q: must specify limits.cpu", "refuses the pod", Nature.PERMANENT),
+        ("failed quota: q: must specify limits.cpu", "refuses the pod", LossNature.PERMANENT),
         ("maximum memory usage per Container is 1Gi, but limit is 2Gi", "refuses the pod",
-         Nature.PERMANENT),
-        ('violates PodSecurity "restricted:latest": x', "refuses the pod", Nature.PERMANENT),
-        ('failed calling webhook "w": connect: connection refused', "webhook", Nature.WAITING),
-        ('admission webhook "w" denied the request: no', "refuses the pod", Nature.PERMANENT),
-        ("no PriorityClass with name high was found", "refuses the pod", Nature.PERMANENT),
-        ("something new", "refuses the pod", Nature.PERMANENT),
+         LossNature.PERMANENT),
+        ('violates PodSecurity "restricted:latest": x', "refuses the pod", LossNature.PERMANENT),
+        ('failed calling webhook "w": connect: connection refused', "refuses the pod", None),
+        ('admission webhook "w" denied the request: no', "refuses the pod", LossNature.PERMANENT),
+        ("no PriorityClass with name high was found", "refuses the pod", LossNature.PERMANENT),
+        ("something new", "refuses the pod", LossNature.PERMANENT),
     ],
 )  # fmt: skip
 def test_each_refusal_of_a_pod_has_its_words_and_class(
-    message: str, what: str, nature: Nature
+    message: str, what: str, nature: LossNature | None
 ) -> None:
-    reason = pod_reasons.refused(f'pods "p" is forbidden: {message}')
+    reason = reasons.refused(f'pods "p" is forbidden: {message}')
     assert what in reason.what
     assert reason.nature is nature
     assert message in reason.event
