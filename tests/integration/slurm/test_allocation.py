@@ -282,3 +282,36 @@ def test_runs_go_on_without_slurmctld_and_a_new_agent_waits_for_it(site: Site, o
     assert not undisturbed.of_type("restarting")
     # The daemon of the killed step would wait for a minute; the end of the test boots its node.
     site.cluster("scontrol", "update", "NodeName=n2", "State=DOWN", "Reason=test", user="root")
+
+
+@pytest.mark.parametrize("where", ["site", "uneven"])
+def test_after_a_kill_of_the_coordinator_no_task_lives(
+    where: str, request: pytest.FixtureRequest
+) -> None:
+    """The job goes on, so that Slurm ends nothing."""
+    site: Site = request.getfixturevalue(where)
+    stays = ("sh", "-c", '"$@"; until [ -e finish ]; do sleep 0.1; done', "-")
+    run = at_work(site, within=(*SALLOC, *stays))
+    os.kill(coordinator(site), signal.SIGKILL)
+    until(lambda: not site.tasks(), f"the end of {site.tasks()}")
+    until(lambda: not site.cluster.pids("srun"), "the end of srun")
+    site.write("finish", "")
+    assert run.end() == 0, run.said
+    assert not left_files(site, *site.cluster.names)
+
+
+SLOW = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + WORK
+
+
+def test_a_job_that_is_cancelled_with_all_its_steps_leaves_nothing(site: Site) -> None:
+    run = site.up(site.spec(SLOW), within=SBATCH)
+    run.wait_for_line("line 5", "worker:0", "worker:1")
+    site.cluster("scancel", "--full", "--signal=TERM", "--user", "ann")
+    finished = run.wait_for_event("run_finished")
+    assert (finished["status"], finished["exit_code"]) == ("interrupted", 143)
+    assert len(run.of_type("node_lost")) == 2
+    until(lambda: not site.tasks(), "the end of the coordinator, which writes until then")
+    site.write("code", "143")  # the job's own shell was killed
+    assert run.end() == 143, run.said
+    assert "stopping the run: SIGTERM" in run.said
+    assert "lost node node-1: its connection ended: " in run.said

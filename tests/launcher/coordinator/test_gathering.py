@@ -430,3 +430,15 @@ def test_a_copy_from_a_lost_node_is_shown_and_ends_with_ctrl_c(
         return events
 
     assert any("gathering was stopped" in str(event) for event in asyncio.run(scenario()))
+
+
+def test_a_run_whose_final_gathering_raises_is_incomplete(
+    run_gathering: RunGathering, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **how: Any) -> list[Any]:
+        raise ValueError("a bug")
+
+    monkeypatch.setattr(run_gathering._gatherer, "gather_last", fail)
+    with pytest.raises(ValueError, match="a bug"):
+        asyncio.run(run_gathering.finish())
+    assert run_gathering.is_incomplete

@@ -321,3 +321,15 @@ def test_files_that_cannot_be_read_are_reported(workdir: Path, *, has_git: bool)
     tracked = "tracked, tracked/c.py" if has_git else "tracked"
     assert outer.startswith("['jobs/a.py', 'train.py']\n")
     assert f"cannot be read here: jobs/locked, jobs/secret.py, {tracked};" in outer
+
+
+def test_a_glob_too_long_for_a_name_matches_nothing(workdir: Path) -> None:
+    with pytest.raises(SetupError, match=r"nothing in .* matches aaa"):
+        sent(workdir, "a" * 300)
+
+
+def test_a_link_to_a_credential_counts_as_a_credential(workdir: Path, tmp_path: Path) -> None:
+    write(tmp_path, "home/.aws/credentials")
+    write(workdir, "train.py")
+    (workdir / "cloud").symlink_to(tmp_path / "home/.aws/credentials")
+    assert sent(workdir) == ["train.py"]
