@@ -198,9 +198,10 @@ class Page:
 
     def assert_clean(self) -> None:
         """Check that nothing was refused, failed, or asked for elsewhere."""
-        assert self.browser.console == []
+        console = self.browser.console
+        assert console == [], console
         foreign = [url for url in self.browser.requests if not url.startswith(self.site.origin)]
-        assert foreign == []
+        assert foreign == [], foreign
 
     def assert_fits(self) -> None:
         """Check that the page does not scroll sideways, and that nothing is cut off."""
