@@ -58,7 +58,7 @@ def test_a_user_of_one_namespace_sees_the_missing_rights_and_what_was_not_checke
     desk.shell.env["KUBECONFIG"] = str(desk.user("ann", rules=ROLE))
     code, text = doctor(desk.shell, tmp_path, desk.runtime(priority_class="high"))
     assert code == 3
-    assert "this user may not create pods" in text
+    assert "this user may not delete pods" in text
     assert "priorityclasses" in text.partition("may not read")[2]
 
 
