@@ -70,7 +70,7 @@ class _WithFiles(ShellComplete):
 
 
 class _Bash(_WithFiles):
-    """bash, which replaces only what stands behind the last of the characters in `_BREAKS`."""
+    """bash, which replaces only what stands behind the last character of `_TFCLUSTER_BREAKS`."""
 
     name: ClassVar[str] = "bash"
     source_template: ClassVar[str] = _BASH
