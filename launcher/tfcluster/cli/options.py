@@ -60,6 +60,16 @@ def bundled(options: Sequence[Decorator], /, **makers: Callable[..., Any]) -> De
     return add
 
 
+def _off_switch(flag: str, parameter: str, help_text: str) -> Decorator:
+    """Return an option that makes `parameter` False, which is True without it.
+
+    Click 8.3.0 to 8.3.2 make it False either way for an option with ``flag_value=False``.
+    """
+    return click.option(
+        flag, parameter, is_flag=True, callback=lambda ctx, option, on: not on, help=help_text
+    )
+
+
 set_option = click.option("--set", "sets", multiple=True, metavar="A.B=C", help="Override a field.")
 python_option = click.option("--python", metavar="PATH", help="Python that runs the tasks.")
 backend_option = click.option(
@@ -93,8 +103,7 @@ _WATCH_OPTIONS = (
                  help="Keep TensorFlow imported for the next run (runtime.warm_s)."),
     click.option("--tensorboard", is_flag=True,
                  help="Serve the run's curves in TensorBoard while it lives."),
-    click.option("--no-gather", "gathers", flag_value=False, default=True,
-                 help="Do not gather checkpoints."),
+    _off_switch("--no-gather", "gathers", "Do not gather checkpoints."),
 )  # fmt: skip
 
 
@@ -131,16 +140,8 @@ def launch_options(*more: Decorator) -> Decorator:
 def skip_options(checked: str) -> tuple[Decorator, Decorator]:
     """Return options that skip the checks of what is `checked`, and the prepare step."""
     return (
-        click.option(
-            "--no-preflight",
-            "runs_preflight",
-            flag_value=False,
-            default=True,
-            help=f"Skip the checks of {checked}.",
-        ),
-        click.option(
-            "--no-prepare", "prepares", flag_value=False, default=True, help="Skip job.prepare."
-        ),
+        _off_switch("--no-preflight", "runs_preflight", f"Skip the checks of {checked}."),
+        _off_switch("--no-prepare", "prepares", "Skip job.prepare."),
     )
 
 

@@ -50,6 +50,7 @@ from tfcluster.rundir.task_logs import last_line, last_text
 from tfcluster.supervision import decisions as do
 from tfcluster.supervision.decisions import Outcome, Stop
 from tfcluster.supervision.failure import signal_name
+from tfcluster.supervision.restarting import REACH_S
 from tfcluster.supervision.supervisor import Supervisor
 
 _SHOWN = 3
@@ -420,8 +421,10 @@ class Coordinator:
             needs_agents = self._run_gathering.needs_agents
             name = self._run_gathering.lost_node
             if name and not self.plan.node(name).capabilities.starts_fresh:
-                with contextlib.suppress(SetupError):  # connect once more: it has saved something
-                    await self._loop.run_to_end(self._startup.connect(self.plan.node(name)))
+                # Connect once more: it has saved something. A scheduler may have no place for it.
+                with contextlib.suppress(SetupError, TimeoutError):
+                    async with asyncio.timeout(REACH_S):
+                        await self._loop.run_to_end(self._startup.connect(self.plan.node(name)))
             return await self._loop.run_to_end(self._finish()) if needs_agents else None
         finally:  # no agent and no task may stay, even after an internal error
             ending = await self._ending if self._ending is not None else None

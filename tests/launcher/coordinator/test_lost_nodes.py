@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 from tfcluster.agent import protocol
-from tfcluster.plans.plan import TaskId
+from tfcluster.plans.plan import NodePlan, TaskId
 from tfcluster.rundir import control
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.states import Status
-from tfcluster.wire.link import Streams
+from tfcluster.wire.link import AgentLink, Streams
 
-from .scripted import LOCAL, REMOTE, Agent, Ended, Frame, perform, plan_on_two_nodes
+from .scripted import LOCAL, REMOTE, Agent, Ended, FakeNodes, Frame, perform, plan_on_two_nodes
 
 INDEX_END = struct.pack("<Q", 0xDB4775248B80FB57)
 FOREVER_S = 1e12
@@ -253,6 +253,30 @@ class Fragile(Agent):
             self.running[task] = attempt
             self.say({"type": "task_started", "task": task, "attempt": attempt, "pid": 7})
             loop.call_later(120, partial(self.exit, task, exit_code=0))
+
+
+def test_the_end_of_a_run_waits_a_minute_at_most_for_another_place_of_its_chief(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pod may wait for its place for ever, and then has none of the files of the lost one."""
+    original, seen = FakeNodes.connect, list[str]()
+
+    async def connect(self: FakeNodes, node: NodePlan, **how: Any) -> AgentLink:
+        seen.append(node.name)
+        if seen.count(node.name) > 1:
+            await asyncio.sleep(10_000)
+        return await original(self, node, **how)
+
+    monkeypatch.setattr(FakeNodes, "connect", connect)
+    saved = {"type": "saved", "path": "/elsewhere/ckpt-5.index", "step": 5}
+    event = {"type": "task_event", "task": "worker:0", "attempt": 1, "event": saved}
+    scene.remote.fails, scene.remote.script = ("trained",), {"trained": [event]}
+    scene.local.lasts = (1,)
+    plan = plan_on_two_nodes(scene.tmp_path, remote_is_chief=True, max_restarts=0)
+    ended = perform(plan, {LOCAL: scene.local, REMOTE: scene.remote}, scene.paths)
+    assert ended.outcome.status is Status.FAILED
+    assert seen.count(REMOTE) == 2, "it was tried once more: it has saved something"
+    assert ended.seconds < 300
 
 
 def test_a_link_that_breaks_after_each_reconnection_is_dialled_less_and_less_often(
