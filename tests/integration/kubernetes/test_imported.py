@@ -56,14 +56,13 @@ with tf.Graph().as_default():
     ) as session:
         if job == "worker":
             session.run(finish)
-        seen = 0
-        while job == "chief" and seen < workers:
-            seen = max(seen, session.run(total))
+        while job == "chief" and session.run(total) < workers:
+            pass
 """
 """Stands in for a program with parameter servers, as TFJobs for TensorFlow 1 start it: a variable
-on the server counts the workers that trained, and the chief waits for all of them. The chief keeps
-what it read: such a session begins anew, with the variable at zero, when a call to the server fails
-for a moment; and a call that is never answered ends with an error."""
+on the server counts the workers that trained, and the chief waits for all of them. It does not
+count itself: its session begins anew, with the variable at zero, when a call to the server fails
+for a moment. A call that is never answered ends with an error."""
 
 
 def container(script: str, *args: str, **more: Any) -> Json:
