@@ -44,21 +44,25 @@ server = tf.distribute.Server(config["cluster"], job_name=job, task_index=index)
 if job == "ps":
     server.join()
 v1 = tf.compat.v1
-trainers = 1 + len(config["cluster"]["worker"])
+workers = len(config["cluster"]["worker"])
 with tf.Graph().as_default():
     with tf.device("/job:ps/task:0"):
         done = v1.get_variable("done", (), initializer=v1.zeros_initializer(), use_resource=True)
     finish, total = done.assign_add(1.0).op, done.read_value()
-    own = v1.ConfigProto(device_filters=["/job:ps", f"/job:{job}/task:{index}"])
+    filters = ["/job:ps", f"/job:{job}/task:{index}"]
+    own = v1.ConfigProto(device_filters=filters, operation_timeout_in_ms=120_000)
     with v1.train.MonitoredTrainingSession(
         server.target, is_chief=job == "chief", config=own
     ) as session:
-        session.run(finish)
-        while job == "chief" and session.run(total) < trainers:
+        if job == "worker":
+            session.run(finish)
+        while job == "chief" and session.run(total) < workers:
             pass
 """
 """Stands in for a program with parameter servers, as TFJobs for TensorFlow 1 start it: a variable
-on the server counts the tasks that trained, and the chief waits for all of them."""
+on the server counts the workers that trained, and the chief waits for all of them. It does not
+count itself: its session begins anew, with the variable at zero, when a call to the server fails
+for a moment. A call that is never answered ends with an error."""
 
 
 def container(script: str, *args: str, **more: Any) -> Json:
