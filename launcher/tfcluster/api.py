@@ -317,10 +317,10 @@ def make_launch(
     """
     from tfcluster.coordinator.starter import Launch
     from tfcluster.plans.context import LOCAL
-    from tfcluster.preflight import obstacles
+    from tfcluster.preflight import rules
     from tfcluster.rundir.chaos import parse
 
-    plan = obstacles.require(planned)
+    plan = rules.require_plan(planned)
     _require_open_files(sum(task.node == LOCAL for task in plan.tasks))
     is_submitted = _is_submitted(plan.nodes[0].backend, options)
     faults = parse(options.chaos, plan)

@@ -10,7 +10,7 @@ import pytest
 from tests.launcher.conftest import plan_of
 
 from tfcluster.api import with_lease
-from tfcluster.cli.launch import _say_lease
+from tfcluster.cli.starting import _say_lease
 from tfcluster.discovery.planning import Planned
 from tfcluster.plans.plan import NodePlan, Supervision
 from tfcluster.spec.model import ClusterSpec

@@ -39,8 +39,7 @@ from tfcluster.node_loss import NodeLoss
 from tfcluster.plans import remote_paths
 from tfcluster.plans.plan import NodePlan
 from tfcluster.rundir.forked_children import keep_from_children
-from tfcluster.wire.agent_handle import AgentHandle
-from tfcluster.wire.link import AgentLink, Streams
+from tfcluster.wire.link import AgentHandle, AgentLink, Streams
 from tfcluster.wire.messages import HelloRefused
 
 

@@ -15,7 +15,7 @@ from tfcluster.cli.options import HOST_OPTIONS, WithJobArgs, backend_option, pla
 from tfcluster.discovery import planning
 from tfcluster.errors import Problem, SetupError, SpecError, TfclusterError
 from tfcluster.plans import placement
-from tfcluster.preflight import obstacles
+from tfcluster.preflight import rules
 from tfcluster.spec import PlanOptions
 from tfcluster.ui import plan_view
 from tfcluster.ui.formats import plural
@@ -73,7 +73,7 @@ def plan(spec: str | None, changes: PlanOptions, task_name: str | None, as_json:
     the exit code is still 0.
     """
     planned = planning.plan(spec, changes)
-    problems = tuple(obstacles.find(planned))
+    problems = tuple(rules.find_obstacles(planned))
     plan, terminal = planned.plan, Terminal()
     if task_name is not None:
         task = placement.find_task((task.id for task in plan.tasks), task_name)

@@ -15,7 +15,7 @@ from tfcluster.export import FORMATS
 from tfcluster.kinds import ALLOCATIONS
 from tfcluster.plans.build import make_plan
 from tfcluster.plans.secrets import find_values, is_secret
-from tfcluster.preflight import obstacles
+from tfcluster.preflight import rules
 
 if TYPE_CHECKING:
     from tfcluster.plans.context import PlanContext
@@ -96,7 +96,7 @@ def _plan(backend: str, option: str, request: Request) -> Subject:
     spec, path = planned.spec, planned.plan.spec_path
     args, sets = request.options.args, loaded.set_paths
     plan = make_plan(spec, context, spec_path=path, args=args, set_paths=sets)
-    obstacles.require(replace(planned, plan=plan, context=context))
+    rules.require_plan(replace(planned, plan=plan, context=context))
     return Subject(spec, plan, context, loaded.path)
 
 

@@ -67,7 +67,7 @@ def make_plan(
     `args` are appended to ``job.args``; `set_paths` are the dotted paths given with ``--set``,
     whose environment variables override all others. Raises UsageError (exit 2) for a variable
     that the spec takes from the launcher's environment and that is not set there. Errors in the
-    environment are found by `preflight.obstacles`, so that a plan can be shown despite them.
+    environment are found by `preflight.rules`, so that a plan can be shown despite them.
     """
     builder = _PlanBuilder.of(spec, context, args, set_paths)
     plan = Plan(

@@ -31,7 +31,7 @@ from tfcluster.nodes.reports import PREFLIGHT, loss_of_node
 from tfcluster.nodes.shared_workdirs import placed_mark
 from tfcluster.plans.context import LOCAL
 from tfcluster.plans.plan import NodePlan, Plan
-from tfcluster.preflight import all_reduce, obstacles, probes
+from tfcluster.preflight import all_reduce, probes, rules
 from tfcluster.preflight.all_reduce import Measurement
 from tfcluster.preflight.probes import probe_nodes
 from tfcluster.preflight.rules import Finding, Needs, PreflightReport
@@ -58,7 +58,7 @@ def examine(planned: Planned, *, deep: bool = False, tell: Tell = ignore_event) 
     waited for.
     """
     plan, runtime = planned.plan, planned.spec.runtime
-    findings = tuple(map(_obstacle_finding, obstacles.find(planned)))
+    findings = tuple(map(_obstacle_finding, rules.find_obstacles(planned)))
     kind = kinds.get(plan.nodes[0].backend)
     if kind.jobs is not None and not kind.is_allocated(os.environ):
         return _examine_job(planned, deep=deep, tell=tell).with_more(findings)

@@ -14,7 +14,7 @@ from tfcluster.agent.node import limits
 from tfcluster.discovery import planning
 from tfcluster.discovery.planning import Planned
 from tfcluster.errors import UsageError
-from tfcluster.preflight import obstacles
+from tfcluster.preflight import rules
 from tfcluster.run_handle import Run
 from tfcluster.scaling.study import Measured
 from tfcluster.spec import UNCHANGED, LaunchOptions, PlanOptions
@@ -84,7 +84,7 @@ def plan_gangs(request: Request) -> tuple[Gang, ...]:
         options = request.options
         sets = (*options.sets, *_sets(first.spec, request, workers, communication, rate))
         planned = planning.plan(request.source, replace(options, sets=sets))
-        obstacles.require(planned)
+        rules.require_plan(planned)
         gangs.append(Gang(workers, communication, rate, planned))
     return tuple(gangs)
 

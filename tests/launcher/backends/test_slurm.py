@@ -26,7 +26,7 @@ from tfcluster.backends.slurm.slurm_nodes import SlurmNodes
 from tfcluster.discovery import planning
 from tfcluster.errors import SetupError, SpecError
 from tfcluster.plans.plan import NodePlan
-from tfcluster.preflight import obstacles
+from tfcluster.preflight import rules
 from tfcluster.spec import HostChoice, PlanOptions
 from tfcluster.spec.sections import Runtime, Slurm
 
@@ -148,7 +148,7 @@ def test_a_python_inside_the_words_is_not_looked_for_on_this_machine(tmp_path: P
     assert (node.python, node.wrap) == ("/opt/tf/py", ("apptainer", "exec", "tf.sif"))
     assert node.interpreter is not None
     assert node.interpreter.why == "in apptainer exec tf.sif"
-    assert not [*obstacles.find(planned)]
+    assert not [*rules.find_obstacles(planned)]
 
 
 def submission(folder: Path, *extra: str) -> Submission:

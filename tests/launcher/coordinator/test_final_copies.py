@@ -13,9 +13,8 @@ import pytest
 from tests.launcher.conftest import plan_of
 from tests.launcher.coordinator.test_gathering import LocalFolders
 
-from tfcluster.coordinator import final_copies
-from tfcluster.coordinator.final_copies import FileThreads, StalledError
-from tfcluster.coordinator.gathering import RunGathering
+from tfcluster.coordinator import gathering
+from tfcluster.coordinator.gathering import FileThreads, RunGathering, StalledError
 from tfcluster.plans.plan import CheckpointPlan
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.paths import RunPaths
@@ -86,7 +85,7 @@ def test_a_folder_for_results_that_hangs_is_reported(
     paths: RunPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, release: threading.Event
 ) -> None:
     """`up` used to wait forever for a `checkpoints.to` on a dead file server."""
-    monkeypatch.setattr(final_copies, "deliver", lambda *_, **__: release.wait())
+    monkeypatch.setattr(gathering, "deliver", lambda *_, **__: release.wait())
     plan = replace(plan_of(), workdir=str(tmp_path), checkpoints=CheckpointPlan(to="/mnt/results"))
     run_gathering = RunGathering(plan, paths)
     run_gathering._threads._silence_s = 0.2

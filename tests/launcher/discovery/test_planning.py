@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tfcluster.discovery.planning import Planned, plan
-from tfcluster.preflight import obstacles
+from tfcluster.preflight import rules
 from tfcluster.spec import PlanOptions
 
 
@@ -29,7 +29,7 @@ def planned(folder: Path, environ: dict[str, str], job: dict[str, Any], **strate
 def test_the_command_runs_boot_from_the_bundle(tmp_path: Path, environ: dict[str, str]) -> None:
     (tmp_path / "train.py").write_text("print(1)\n")
     found = planned(tmp_path, environ, {"script": "train.py"})
-    made = obstacles.require(found)
+    made = rules.require_plan(found)
     python, boot, how, script = made.tasks[0].command.argv
     assert python == sys.executable
     assert boot.startswith(f"{tmp_path}/cache/tfcluster/bundles/")

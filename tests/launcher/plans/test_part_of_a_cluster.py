@@ -24,7 +24,7 @@ from tfcluster.plans.placement import (
 )
 from tfcluster.plans.plan import Plan, TaskId
 from tfcluster.plans.tf_config import Attempt, build, environment, fixed
-from tfcluster.preflight.obstacles import find
+from tfcluster.preflight.rules import find_obstacles
 from tfcluster.rundir.chaos import parse
 from tfcluster.typed_json import from_json, to_json
 
@@ -188,6 +188,6 @@ def test_a_part_that_needs_storage_or_a_network_that_is_not_there_is_refused(
     sections: dict[str, Any], tasks: str, said: str | None,
 ) -> None:  # fmt: skip
     part = choose(plan_of(sections), [TaskId.parse(task) for task in tasks.split()])
-    found = [error.message for error in find(Planned(spec_of(sections), part, machine))]
+    found = [error.message for error in find_obstacles(Planned(spec_of(sections), part, machine))]
     assert len(found) == (said is not None)
     assert all(str(said) in message for message in found)

@@ -15,7 +15,7 @@ from tfcluster.plans.build import make_plan
 from tfcluster.plans.context import PlanContext
 from tfcluster.plans.imports import Code
 from tfcluster.plans.plan import Interpreter
-from tfcluster.preflight import obstacles
+from tfcluster.preflight import rules
 from tfcluster.spec.model import ClusterSpec
 
 SpecOf = Callable[[dict[str, Any]], ClusterSpec]
@@ -28,7 +28,7 @@ def planned(spec: ClusterSpec, machine: PlanContext, *addresses: str) -> Planned
 
 
 def found_by(spec: ClusterSpec, machine: PlanContext, *addresses: str) -> list[SetupError]:
-    return list(obstacles.find(planned(spec, machine, *addresses)))
+    return list(rules.find_obstacles(planned(spec, machine, *addresses)))
 
 
 def test_more_tasks_than_one_variable_can_list_are_refused(

@@ -8,7 +8,7 @@ from typing import Any
 import pyte
 import pytest
 
-from tfcluster.ui.footer import Footer, Line
+from tfcluster.ui.terminal import Footer, Line
 
 
 def line(text: str) -> Line:
