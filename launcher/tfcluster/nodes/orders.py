@@ -165,17 +165,6 @@ def hold_ports(plan: Plan, node: str) -> msg.HoldPorts:
     return msg.HoldPorts(ports=ports, among=among, interface=plan.interface)
 
 
-def interface_error(plan: Plan, node: str, held: msg.PortsHeld) -> SetupError | None:
-    """Return the error for a node without the interface that the spec names."""
-    if plan.interface is None or held.host is not None:
-        return None
-    return SetupError(
-        f"{node} has no interface or address {plan.interface}; it has"
-        f" {join_first(held.interfaces or ()) or 'none'}",
-        fix="set runtime.interface to one that all nodes have, or leave it out",
-    )
-
-
 def at_interface(plan: Plan, hub: Hub, nodes: Iterable[str]) -> Plan:
     """Return the plan with the nodes' addresses on the interface that the spec names.
 
@@ -185,10 +174,15 @@ def at_interface(plan: Plan, hub: Hub, nodes: Iterable[str]) -> Plan:
     for node in nodes:
         if (held := hub.answer(node, msg.PortsHeld)) is None:
             continue
-        if (error := interface_error(plan, node, held)) is not None:
-            raise error
         if held.host is not None:
             hosts[node] = held.host
+        elif plan.interface is not None:
+            interfaces = join_first(held.interfaces or ()) or "none"
+            raise SetupError(
+                f"has no interface or address {plan.interface}; it has {interfaces}",
+                fix="set runtime.interface to one that all nodes have, or leave it out",
+                node=node,
+            )
     return plan.at(hosts)
 
 

@@ -31,6 +31,8 @@ class ProbeAnswer:
     not_listening: Sequence[tuple[int, str]] = ()
     unreachable: Sequence[tuple[str, str, str, int, str]] = ()
     """(node, task, host, port, why)."""
+    wrong_names: Sequence[str] = ()
+    """The hosts among these that the node cannot look up, or takes for itself."""
     gpu_trouble: str = ""
     """The reason why the GPUs are not known; empty if they are."""
     executable: str = ""

@@ -246,8 +246,7 @@ class _Visit:
             try:
                 await self.hub.connect(node)
             except SetupError as error:
-                problem = error.message.removeprefix(f"{node.name} ")
-                return Finding(node.name, "reach", problem, error.fix)
+                return Finding(node.name, "reach", error.problem, error.fix)
             return None
 
         nodes = self.plan.nodes
@@ -308,14 +307,11 @@ class _Visit:
 
     def _take_addresses(self) -> Iterator[Finding]:
         """Put the nodes' addresses on the spec's interface into the plan; yield what lacks it."""
-        held = ((name, self.hub.answer(name, msg.PortsHeld)) for name in self.connected)
-        for node, reply in held:
-            error = reply and orders.interface_error(self.plan, node, reply)
-            if error:
-                problem = error.message.removeprefix(f"{node} ")
-                yield Finding(node, "interfaces", problem, error.fix)
-            else:
+        for node in self.connected:
+            try:
                 self.plan = orders.at_interface(self.plan, self.hub, [node])
+            except SetupError as error:
+                yield Finding(node, "interfaces", error.problem, error.fix)
 
 
 if __name__ == "__main__":

@@ -48,10 +48,6 @@ BYTES: Final = 64_000_000
 _MIN_FREE_BYTES = 1_000_000_000
 _MIN_SHM_BYTES = 64_000_000
 _MAX_SKEW_S = 5.0
-_WRONG_NAME = re.compile(
-    r"on this node$|[Nn]ame or service|[Nn]ame resolution|[Nn]o address|hostname"
-)
-"""Reasons that are a wrong name's: the probe's own, and those of getaddrinfo (gai_strerror(3))."""
 
 VERSIONS = {
     "TensorFlow": "tensorflow",
@@ -176,7 +172,7 @@ def _check_network(answer: ProbeAnswer, silent: Collection[str]) -> Iterator[Fin
             "open that port between the two (firewall, security group), or write one that is open"
             " (runtime.ports: a range)"
         )
-        if _WRONG_NAME.search(reason):
+        if host in answer.wrong_names:
             fix = "correct the name there (/etc/hosts, DNS); an IP address in the spec needs none"
         yield Finding(answer.node, "peers", problem, fix)
 
@@ -382,7 +378,6 @@ def read_report(paths: RunPaths) -> PreflightReport | None:
         return None
 
 
-_BY_HAND: Final = "an evaluator whose chief is started by hand"
 _LONGEST_VARIABLE: Final = 32 * 4096
 """Bytes of one variable with its name (MAX_ARG_STRLEN, execve(2))."""
 _AROUND_HOST: Final = len('":12345", "')
@@ -617,29 +612,32 @@ def _check_nccl(spec: ClusterSpec, plan: Plan) -> Iterator[SetupError]:
 
 def _check_shared_storage(plan: Plan) -> Iterator[SetupError]:
     """Require shared storage for jobs whose state is spread over the folders of several tasks."""
-    job: str | None = "a tuner job" if plan.kind == "tuner" else "a parameter-server job"
-    if plan.strategy != "parameter_server" and plan.kind != "tuner":
-        job = _evaluator_without_chief(plan)
     nodes = {task.node for task in (*plan.tasks, *plan.elsewhere)}
-    is_spread = len(nodes) > 1 or (plan.joins and plan.elsewhere) or job == _BY_HAND
-    if job and is_spread and plan.checkpoints.dir is None:
-        places = "containers" if any(n.capabilities.has_image for n in plan.nodes) else "hosts"
-        spread = "" if job == _BY_HAND else f" on several {places}"
-        message = f"{job}{spread} needs storage that all its tasks share"
+    is_spread = len(nodes) > 1 or bool(plan.joins and plan.elsewhere)
+    places = "containers" if any(n.capabilities.has_image for n in plan.nodes) else "hosts"
+    if plan.kind == "tuner":
+        job = f"a tuner job on several {places}"
+    elif plan.strategy == "parameter_server":
+        job = f"a parameter-server job on several {places}"
+    elif not _has_evaluator_without_chief(plan):
+        return
+    elif plan.joins:
+        job = f"an evaluator on several {places}"
+    else:
+        job, is_spread = "an evaluator whose chief is started by hand", True
+    if is_spread and plan.checkpoints.dir is None:
         fix = "--set checkpoints.dir=/shared/folder (or gs://…)"
-        yield SetupError(message, fix=fix)
+        yield SetupError(f"{job} needs storage that all its tasks share", fix=fix)
 
 
-def _evaluator_without_chief(plan: Plan) -> str | None:
-    """Return a description of an evaluator that cannot get the chief's checkpoints, or None.
+def _has_evaluator_without_chief(plan: Plan) -> bool:
+    """Return whether the plan has an evaluator that cannot get the chief's checkpoints.
 
     Checkpoints are copied to it only in the run that starts the chief; it would wait for ever.
     """
-    has_evaluator = any(task.id.job == "evaluator" for task in plan.tasks)
+    jobs = {task.id.job for task in plan.tasks}
     has_chief = any(task.id == plan.chief for task in plan.tasks)
-    if has_chief or not has_evaluator or not plan.elsewhere:
-        return None
-    return "an evaluator" if plan.joins else _BY_HAND
+    return "evaluator" in jobs and not has_chief and bool(plan.elsewhere)
 
 
 def _check_private_network(plan: Plan) -> Iterator[SetupError]:
