@@ -91,7 +91,8 @@ class Startup:
         show = self.run_writer.wait_for if is_awaited else lambda what: None
         answers = Answers(self.hub, self.until, show)
         try:
-            await shared_workdirs.find_shared_workdirs(self.plan, self.hub, nodes)
+            if not all(node.is_here for node in nodes):
+                await shared_workdirs.find_shared_workdirs(self.plan, self.hub, nodes)
             self._preload(nodes)
             await self.hold_ports(nodes, answers)
             for finding in await self.preflight(nodes, answers):

@@ -20,8 +20,7 @@ from tfcluster.agent import catalogue as msg
 from tfcluster.agent.budgets import Allowance
 from tfcluster.agent.message_fields import shorten
 from tfcluster.agent.protocol import ProtocolError
-from tfcluster.backends import open_nodes
-from tfcluster.backends.base import Nodes, RunContext, Tell, ignore_event
+from tfcluster.backends.base import Nodes, RunContext, Tell, ignore_event, open_nodes
 from tfcluster.kinds import Capabilities
 from tfcluster.node_loss import NodeLoss
 from tfcluster.nodes.remote_folders import RemoteLogs, Site, site_of
@@ -110,7 +109,7 @@ class NodeBorder:
 
 
 OpenNodes = Callable[[Sequence[NodePlan], RunContext], Nodes]
-"""`backends.open_nodes`, or another one in tests."""
+"""`backends.base.open_nodes`, or another one in tests."""
 R = TypeVar("R", bound=msg.Report)
 KILL_S = 3.0
 """Time that an agent needs at most, after its lease has ended, to kill what it started."""

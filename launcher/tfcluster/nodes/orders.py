@@ -238,7 +238,8 @@ def start(
             has_cluster=False,
         )
         extra += tuple(EnvVar(name, value, "tfcluster") for name, value in proxy_env.items())
-        extra += chaos.environment(task.command, faults, task.id, attempt.number)
+        if faults:
+            extra += chaos.environment(task.command, faults, task.id, attempt.number)
         share = assigned.get(task.id, AssignedResources((), task.cores))
         log, command = paths.task_log(task.id, attempt.number), site.command(task.command)
         order = _task_order(str(task.id), command, log, share.env + extra)

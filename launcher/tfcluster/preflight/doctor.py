@@ -18,8 +18,8 @@ from tfcluster import kinds
 from tfcluster.agent import catalogue as msg
 from tfcluster.agent import foreign_json
 from tfcluster.agent.node import machine
-from tfcluster.backends import bundle, jobs, open_nodes
-from tfcluster.backends.base import Tell, ignore_event
+from tfcluster.backends import bundle, jobs
+from tfcluster.backends.base import Tell, ignore_event, open_nodes
 from tfcluster.discovery import interpreters
 from tfcluster.discovery.planning import Planned
 from tfcluster.errors import InterpreterError, SetupError

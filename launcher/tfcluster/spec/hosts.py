@@ -51,7 +51,7 @@ class HostSlots:
 
 
 def read_hosts(choice: HostChoice) -> tuple[HostSlots, ...]:
-    """Return the hosts of ``--hosts`` or ``--hostfile``, in order; empty if neither was given.
+    """Return the hosts of ``--hosts`` or ``--hostfile``, in order.
 
     Raises SpecError with all problems, each with its file and line.
     """
@@ -60,8 +60,7 @@ def read_hosts(choice: HostChoice) -> tuple[HostSlots, ...]:
         raise SpecError.at("--hostfile", message, "keep one of them")
     if choice.hostfile is not None:
         return _read_file(choice.hostfile)
-    if choice.hosts is None:
-        return ()
+    assert choice.hosts is not None
     if _is_file(choice.hosts):
         return _read_file(choice.hosts)
     items = [item.strip() for item in choice.hosts.split(",") if item.strip()]

@@ -49,10 +49,10 @@ def load(
     read = _source_of(source, where) if isinstance(source, Mapping) else read_source(source)
     hosts, chosen = options.hosts, _overrides(options)
     document = read.document()
-    value = overrides.apply(document.value, chosen)
+    value = overrides.apply(document.value, chosen) if chosen else document.value
     set_paths: Sequence[Path | None] = [override.path for override in chosen]
-    if named := read_hosts(hosts):
-        value, places = spread(value, named, workers=hosts.workers)
+    if hosts.names_hosts:
+        value, places = spread(value, read_hosts(hosts), workers=hosts.workers)
         value, chosen = overrides.apply(value, places), (*chosen, *places)
     check = _Check(value, document, read, chosen)
     spec = check.spec()

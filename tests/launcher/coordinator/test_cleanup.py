@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from tests.launcher.conftest import plan_of
 
-from tfcluster import backends
 from tfcluster.agent.catalogue import LostRunEnded
 from tfcluster.coordinator import cleanup
 from tfcluster.errors import NodeLostError
@@ -59,7 +58,7 @@ def lost(paths: RunPaths, state: RunSnapshot) -> RunSnapshot:
 
 def serve(monkeypatch: pytest.MonkeyPatch, **answers: Mapping[str, Any] | NodeLostError) -> Hosts:
     hosts = Hosts(answers)
-    monkeypatch.setattr(backends, "class_of", lambda node: hosts)
+    monkeypatch.setattr(cleanup, "class_of", lambda node: hosts)
     return hosts
 
 
