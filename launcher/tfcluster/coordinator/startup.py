@@ -15,16 +15,17 @@ from tfcluster.coordinator.starter import Launch
 from tfcluster.coordinator.takeover import leave_if_replaced
 from tfcluster.errors import NodeLostError, SetupError
 from tfcluster.node_loss import NodeLoss
-from tfcluster.nodes import code_sync, orders, shared_workdirs
+from tfcluster.nodes import code_sync, orders, probed_resources, shared_workdirs
 from tfcluster.nodes.hub import Hub
-from tfcluster.nodes.orders import PORT_REPLIES, Answers, AssignedResources, Until
+from tfcluster.nodes.orders import PORT_REPLIES, Answers, Until
 from tfcluster.nodes.probe_answers import ProbeAnswer
+from tfcluster.nodes.probed_resources import AssignedResources
 from tfcluster.nodes.reports import END_REPLIES, PREPARE
 from tfcluster.plans.plan import NodePlan, Plan, TaskId
 from tfcluster.plans.preloading import preload_on
 from tfcluster.plans.tf_config import Attempt
 from tfcluster.preflight import probes
-from tfcluster.preflight.rules import Finding, PreflightReport
+from tfcluster.preflight.preflight_report import Finding, PreflightReport
 from tfcluster.rundir import run_writer
 from tfcluster.rundir.events import NodeLost, Warned
 from tfcluster.rundir.paths import RunPaths
@@ -222,7 +223,7 @@ class Startup:
         if not names:
             return ()
         if not self.launch.options.runs_preflight:
-            several = orders.shared_nodes(self.plan)
+            several = probed_resources.shared_nodes(self.plan)
             if not (shared := [name for name in remote if name in several]):
                 return ()
             probe_answers, warnings = await probes.probe_shared_nodes(
@@ -230,7 +231,7 @@ class Startup:
             )
             for answer in probe_answers:
                 self._probed[answer.node] = answer
-                self._assigned.update(orders.assign_resources(self.plan, answer))
+                self._assigned.update(probed_resources.assign_resources(self.plan, answer))
             return warnings
         if remote:
             ports, before = orders.held_ports(self.hub, names), [*self._probed.values()]
@@ -245,7 +246,7 @@ class Startup:
             self._probed[answer.node] = answer
             self._proxy_env[answer.node] = probes.proxy_env(self.plan, answer)
             if answer.node in remote:
-                self._assigned.update(orders.assign_resources(self.plan, answer))
+                self._assigned.update(probed_resources.assign_resources(self.plan, answer))
         return report.warnings
 
     async def _probe_this_node(self, nodes: Sequence[str]) -> PreflightReport:

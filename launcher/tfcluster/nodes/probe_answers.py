@@ -62,7 +62,7 @@ class ProbeAnswer:
     """Number of other nodes' tasks that it dialled: in a large run not all, see `DialPlan`."""
 
 
-def order_for(
+def probe_order(
     plan: Plan, site: Site, dials: DialPlan, *, deep: bool = False, shared: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Return the order for the probe of a node; see `agent.node.probe`.
@@ -122,7 +122,7 @@ def script_of(command: Command) -> str | None:
     return next((word for word in command.argv[1:4] if word.startswith(below)), None)
 
 
-def read(line: str, *, now: float, ports: Sequence[int] = (), peers: int = 0) -> ProbeAnswer:
+def read_answer(line: str, *, now: float, ports: Sequence[int] = (), peers: int = 0) -> ProbeAnswer:
     """Read a probe's answer from its output; `now`: the time at which the line arrived.
 
     `ports` and `peers` are copied into the answer. Raises ValueError for anything else.

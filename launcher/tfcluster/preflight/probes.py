@@ -12,15 +12,21 @@ from tfcluster.agent import catalogue as msg
 from tfcluster.agent.net import ports
 from tfcluster.agent.node import machine
 from tfcluster.backends import bundle
-from tfcluster.nodes import orders
+from tfcluster.nodes import orders, probed_resources
 from tfcluster.nodes.hub import Hub
 from tfcluster.nodes.orders import ANSWER_S, Answers, port_error
-from tfcluster.nodes.probe_answers import ProbeAnswer, folders_of, order_for, read, script_of
+from tfcluster.nodes.probe_answers import (
+    ProbeAnswer,
+    folders_of,
+    probe_order,
+    read_answer,
+    script_of,
+)
 from tfcluster.nodes.reports import END_REPLIES, LINKS, PREFLIGHT
 from tfcluster.plans.environment import proxy_guards
 from tfcluster.plans.plan import NodePlan, Plan, TaskId, TaskPlan
 from tfcluster.preflight import rules
-from tfcluster.preflight.rules import Finding, PreflightReport
+from tfcluster.preflight.preflight_report import Finding, PreflightReport
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.task_logs import last_text
 from tfcluster.spec.cluster import is_loopback
@@ -54,7 +60,7 @@ async def probe_nodes(
     built = await asyncio.to_thread(bundle.build)
     dials = between(plan, nodes, ports)
     for name in nodes:
-        order = order_for(plan, hub.site(name), dials, deep=deep, shared=shared)
+        order = probe_order(plan, hub.site(name), dials, deep=deep, shared=shared)
         hub.send(name, orders.start_probe(PREFLIGHT, plan, hub.site(name), order, built.digest))
     work_s = PROBE_S + (machine.IMPORT_S if deep else 0.0)
     what = "to run its checks"
@@ -75,7 +81,7 @@ async def probe_nodes(
 
 def _find_shared_gpus(plan: Plan, answers: Sequence[ProbeAnswer]) -> Iterator[Finding]:
     for answer in answers:
-        if reason := orders.explain_shared_gpus(plan, answer):
+        if reason := probed_resources.explain_shared_gpus(plan, answer):
             fix = "use fewer tasks for each node, or --set resources.gpus=0 to train on the CPU"
             yield Finding(answer.node, "GPUs", reason, fix, is_fatal=False)
 
@@ -107,7 +113,7 @@ def _read_answer(
     try:
         # The probe goes on listening for the others: the time of its line is the log's.
         now = log.stat().st_mtime
-        return read(lines[-1] if lines else "", now=now, ports=own_ports, peers=peers)
+        return read_answer(lines[-1] if lines else "", now=now, ports=own_ports, peers=peers)
     except (ValueError, OSError):
         failed = hub.answer(node, msg.StartFailed, step=PREFLIGHT)
         reason = lines[-1] if lines else failed.error if failed else "it printed nothing"
@@ -170,7 +176,7 @@ def probe_this_node(plan: Plan, nodes: Sequence[str]) -> PreflightReport:
     Ports are left to the agent, which holds them; Python and script were checked by the plan.
     """
     answers = [_planned_answer(plan, plan.node(name), ProbeAnswer(name)) for name in nodes]
-    return PreflightReport.of(answers, replace(rules.needs_of(plan), tensorflow=False))
+    return rules.report_of(answers, replace(rules.needs_of(plan), tensorflow=False))
 
 
 def probe_this_node_in_detail(
@@ -187,7 +193,7 @@ def probe_this_node_in_detail(
         if deep and answer.executable:
             answer = _with_import(answer, next(t for t in plan.tasks if t.node == node.name))
         answers.append(answer)
-    return PreflightReport.of(answers, rules.needs_of(plan)).with_more(_taken_ports(plan, locks))
+    return rules.report_of(answers, rules.needs_of(plan)).with_more(_taken_ports(plan, locks))
 
 
 def _with_import(answer: ProbeAnswer, task: TaskPlan) -> ProbeAnswer:

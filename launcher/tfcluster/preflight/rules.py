@@ -9,13 +9,12 @@ from __future__ import annotations
 import re
 import shlex
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
 
-from tfcluster.agent import foreign_json
 from tfcluster.agent.containers.container_wait import OLDEST_PYTHON
-from tfcluster.errors import InterpreterError, PreflightError, SetupError, count_names, join_first
+from tfcluster.errors import InterpreterError, SetupError, count_names, join_first
 from tfcluster.nodes.probe_answers import ProbeAnswer
 from tfcluster.plans import tf_config
 from tfcluster.plans.context import LOCAL, PlanContext
@@ -32,19 +31,16 @@ from tfcluster.plans.keras_settings import (
 from tfcluster.plans.placement import by_machine, find_task_gpus
 from tfcluster.plans.plan import Gpu, NodePlan, Plan, TaskId
 from tfcluster.plans.resources import GIVEN_GPUS, requested_gpus, shared_gpus
-from tfcluster.rundir.paths import RunPaths
+from tfcluster.preflight.preflight_report import Finding, PreflightReport
 from tfcluster.spec.cluster import is_loopback
 from tfcluster.spec.job import UNKNOWN_PROGRAM
 from tfcluster.supervision.known_errors import fix_of_no_gpu
-from tfcluster.typed_json import from_json, object_to_json
 
 if TYPE_CHECKING:
-    from tfcluster.backends.jobs import Outlook
     from tfcluster.discovery.planning import Planned
     from tfcluster.spec.model import ClusterSpec
 
 
-BYTES: Final = 64_000_000
 _MIN_FREE_BYTES = 1_000_000_000
 _MIN_SHM_BYTES = 64_000_000
 _MAX_SKEW_S = 5.0
@@ -59,18 +55,6 @@ VERSIONS = {
 """Row of the table → package."""
 _MAY_DIFFER = ("NumPy", "protobuf")
 """Rows whose versions may differ between nodes: a difference is a warning."""
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One problem of one node; a fatal one stops the run before it starts."""
-
-    node: str
-    check: str
-    """Row of the table: ``TensorFlow``, ``ports``, ``clock`` …"""
-    what: str
-    fix: str
-    is_fatal: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +125,12 @@ def judge(
         ]
     findings += _compare_nodes(answers, needs) if needs.gang else ()
     return tuple(sorted(findings, key=lambda finding: not finding.is_fatal))
+
+
+def report_of(answers: Sequence[ProbeAnswer], needs: Needs) -> PreflightReport:
+    """Return the report of nodes that all gave an answer."""
+    nodes = tuple(answer.node for answer in answers)
+    return PreflightReport(nodes, tuple(answers), judge(answers, needs))
 
 
 def _check_python(answer: ProbeAnswer, needs: Needs) -> Iterator[Finding]:
@@ -268,114 +258,6 @@ def _find_outliers(
 def format_gpus(gpus: Sequence[str]) -> str:
     """Return the GPUs by model, such as ``2 × NVIDIA H200``."""
     return count_names(gpus) or "none"
-
-
-@dataclass(frozen=True, slots=True)
-class AllReduce:
-    """One measured all-reduce, in which each worker has `bytes`."""
-
-    communication: str
-    workers: tuple[str, ...]
-    nodes: tuple[str, ...]
-    """The nodes of `workers`."""
-    seconds: float
-    bytes: int = BYTES
-
-    @property
-    def gb_per_s(self) -> float:
-        """The algorithm bandwidth: bytes by time (nccl-tests, PERFORMANCE.md)."""
-        return self.bytes / self.seconds / 1e9
-
-    @property
-    def link_gb_per_s(self) -> float:
-        """The bus bandwidth: what each link of a ring carries, 2(n-1)/n of the bytes by time."""
-        return self.gb_per_s * 2 * (len(self.workers) - 1) / len(self.workers)
-
-    def to_json(self) -> dict[str, Any]:
-        rates = {"gb_per_s": self.gb_per_s, "link_gb_per_s": self.link_gb_per_s}
-        return object_to_json(self) | {name: round(rate, 4) for name, rate in rates.items()}
-
-
-def slowest_links(measured: Sequence[AllReduce]) -> Mapping[str, AllReduce]:
-    """Return communication → its slowest link, an all-reduce of two workers."""
-    by_name: dict[str, list[AllReduce]] = {}
-    for all_reduce in measured:
-        if len(all_reduce.workers) == 2:
-            by_name.setdefault(all_reduce.communication, []).append(all_reduce)
-    return {name: max(links, key=lambda link: link.seconds) for name, links in by_name.items()}
-
-
-@dataclass(frozen=True, slots=True)
-class PreflightReport:
-    """The result of a preflight."""
-
-    nodes: tuple[str, ...]
-    seen: tuple[ProbeAnswer, ...]
-    """The answers of the nodes that gave one."""
-    findings: tuple[Finding, ...]
-    """The fatal ones first."""
-    notes: tuple[str, ...] = ()
-    """Sentences to show: when a scheduler would start the job, what was not measured."""
-    all_reduces: tuple[AllReduce, ...] = ()
-
-    @classmethod
-    def of_job(cls, backend: str, outlook: Outlook) -> PreflightReport:
-        """Return the report of the scheduler of `backend`, as if it were a node."""
-        notes = (outlook.starts,) if outlook.starts else ()
-        return cls((backend,), (), (), notes).with_more(
-            Finding(backend, o.check, o.what, o.fix, o.is_fatal) for o in outlook.obstacles
-        )
-
-    @classmethod
-    def of(cls, answers: Sequence[ProbeAnswer], needs: Needs) -> PreflightReport:
-        """Return the report of nodes that all gave an answer."""
-        return cls(tuple(a.node for a in answers), tuple(answers), judge(answers, needs))
-
-    @property
-    def fatal(self) -> tuple[Finding, ...]:
-        return tuple(finding for finding in self.findings if finding.is_fatal)
-
-    @property
-    def warnings(self) -> tuple[Finding, ...]:
-        """The findings that do not stop a start."""
-        return tuple(finding for finding in self.findings if not finding.is_fatal)
-
-    def with_more(self, findings: Iterable[Finding]) -> PreflightReport:
-        """Return this report with `findings` added, without duplicates."""
-        merged: dict[tuple[str, str, str], Finding] = {}
-        for finding in (*findings, *self.findings):
-            merged.setdefault((finding.node, finding.check, finding.what), finding)
-        ordered = sorted(merged.values(), key=lambda finding: not finding.is_fatal)
-        return replace(self, findings=tuple(ordered))
-
-    def with_nodes(self, other: PreflightReport) -> PreflightReport:
-        """Return this report with the nodes of `other`, their answers and findings."""
-        return replace(
-            self,
-            nodes=tuple(dict.fromkeys((*self.nodes, *other.nodes))),
-            seen=(*self.seen, *other.seen),
-            notes=(*self.notes, *other.notes),
-            all_reduces=(*self.all_reduces, *other.all_reduces),
-        ).with_more(other.findings)
-
-    def require(self) -> None:
-        """Raise PreflightError if there are fatal findings; it lists them all."""
-        if self.fatal:
-            raise PreflightError([(f.node, f.what, f.fix) for f in self.fatal])
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the report as ``doctor --json`` prints it; `typed_json.from_json` reads it."""
-        slowest = slowest_links(self.all_reduces)
-        links = {name: list(link.workers) for name, link in slowest.items()}
-        return {"ok": not self.fatal, **object_to_json(self), "slowest_links": links}
-
-
-def read_report(paths: RunPaths) -> PreflightReport | None:
-    """Return the preflight report in a run's folder, or None."""
-    try:
-        return from_json(PreflightReport, foreign_json.read_json_object(paths.preflight))
-    except (OSError, ValueError):
-        return None
 
 
 _LONGEST_VARIABLE: Final = 32 * 4096

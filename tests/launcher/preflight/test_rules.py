@@ -16,7 +16,8 @@ from tfcluster.nodes.probe_answers import ProbeAnswer
 from tfcluster.nodes.remote_folders import Site
 from tfcluster.plans.plan import Command
 from tfcluster.preflight import rules
-from tfcluster.preflight.rules import Finding, Needs, PreflightReport
+from tfcluster.preflight.preflight_report import Finding, PreflightReport
+from tfcluster.preflight.rules import Needs
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.supervision.connectivity import between
 from tfcluster.typed_json import from_json
@@ -98,7 +99,7 @@ def test_nodes_without_a_gang_may_have_different_packages_and_gpus() -> None:
 def test_a_line_that_is_not_a_probe_answer_is_refused() -> None:
     for line in ("", "no JSON", "[]", json.dumps({"node": "a"})):
         with pytest.raises(ValueError, match="not a probe's answer"):
-            probe_answers.read(line, now=0.0)
+            probe_answers.read_answer(line, now=0.0)
 
 
 REPORT: dict[str, Any] = {
@@ -131,14 +132,14 @@ REPORT: dict[str, Any] = {
 )
 def test_an_answer_with_a_bad_field_is_refused(field: str, value: object) -> None:
     with pytest.raises(ValueError, match=r"answer|values to unpack|invalid literal"):
-        probe_answers.read(json.dumps({**REPORT, field: value}), now=0.0)
+        probe_answers.read_answer(json.dumps({**REPORT, field: value}), now=0.0)
 
 
 @pytest.mark.parametrize("field", REPORT)
 @pytest.mark.parametrize("value", [5, "x", None, [{}], [[]], {"a": [1]}, {"error": {}}], ids=str)
 def test_every_accepted_answer_can_be_judged_and_displayed(field: str, value: object) -> None:
     try:
-        probed = probe_answers.read(json.dumps({**REPORT, field: value}), now=0.0)
+        probed = probe_answers.read_answer(json.dumps({**REPORT, field: value}), now=0.0)
     except ValueError:
         return
     found(probed, B, tensorflow=True, script_sha256="aa", gpu_indexes={"a": 1}, writes="/mnt")
@@ -259,9 +260,9 @@ def test_a_node_is_asked_for_the_script_of_the_first_task_only(paths: RunPaths) 
     plan = replace(plan, tasks=tasks)
     nodes, ports = ["n0", "n1", "n2"], {task.id: 2222 for task in tasks}
     asked = [
-        probe_answers.order_for(plan, Site(node, paths.run_id, paths), between(plan, nodes, ports))[
-            "script"
-        ]
+        probe_answers.probe_order(
+            plan, Site(node, paths.run_id, paths), between(plan, nodes, ports)
+        )["script"]
         for node in nodes
     ]
     assert asked == ["/job/train.py", None, "/job/train.py"]
