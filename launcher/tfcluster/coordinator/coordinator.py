@@ -34,7 +34,6 @@ from tfcluster.nodes.reports import (
     STEPS,
     ReportFilter,
     event_of_task,
-    last_output,
     loss_of_node,
     to_event,
 )
@@ -47,7 +46,7 @@ from tfcluster.rundir.events import Event
 from tfcluster.rundir.figures import SPEEDS, follows, state_json
 from tfcluster.rundir.run_writer import RunWriter
 from tfcluster.rundir.states import Status
-from tfcluster.rundir.task_logs import last_line, last_text
+from tfcluster.rundir.task_logs import last_line, last_output, last_text
 from tfcluster.supervision import decisions as do
 from tfcluster.supervision.decisions import Outcome, Stop
 from tfcluster.supervision.failure import signal_name
@@ -262,7 +261,7 @@ class Coordinator:
         gang, paths, now = self._supervisor.gang, self.paths, self._now()
         logs = {task: paths.task_log(gang[task].id, gang[task].attempt) for task in tasks}
         lines = {task: last_line(log) for task, log in logs.items()}
-        self._supervisor.logs_read(last_output(paths, gang, now), lines, now)
+        self._supervisor.logs_read(self._last_output(), lines, now)
 
     async def _gather_latest(self) -> None:
         events = await self._run_gathering.gather_latest()
@@ -302,13 +301,18 @@ class Coordinator:
                 self._attempts.drop(node)
                 self._background.create_task(self._hub.drop(node))
 
+    def _last_output(self) -> float:
+        running = self._supervisor.gang.running()
+        logs = (self.paths.task_log(member.id, member.attempt) for member in running)
+        return last_output(logs, self._now())
+
     @cached_property
     def _stacks(self) -> TaskStacks:
         return TaskStacks(self._supervisor.gang, self._take_stacks)
 
     def _take_stacks(self, node: str, tasks: Sequence[str]) -> None:
         now = self._now()
-        self._supervisor.stacks_asked(last_output(self.paths, self._supervisor.gang, now), now)
+        self._supervisor.stacks_asked(self._last_output(), now)
         self._hub.send(node, msg.TakeStacks(tasks=[*tasks]))
         self._hub.put(lambda: None)  # wakes the loop, which sends
 

@@ -240,7 +240,8 @@ class Startup:
             )
         else:
             report = await self._probe_this_node(names)
-        run_writer.write_json(self.paths.preflight, report.to_json())
+        with contextlib.suppress(OSError):  # a full disk
+            run_writer.write_json(self.paths.preflight, report.to_json())
         report.require()
         for answer in report.seen:
             self._probed[answer.node] = answer
@@ -296,7 +297,7 @@ class Startup:
                 [node], *END_REPLIES, what=what, step=PREPARE, work_s=None, is_lost=is_lost
             )
             if (reply := self.hub.answer(node, *END_REPLIES, step=PREPARE)) is not None:
-                orders.check_prepared(node, reply, self.paths.prepare_log(node))
+                orders.check_prepared(node, reply, self.paths.step_log(PREPARE, node))
                 self._prepared.add(node)
 
     def start_tasks(

@@ -158,7 +158,7 @@ def preload(imports: PreloadPlan, node: NodePlan, site: Site) -> msg.Preload:
 def start_prepare(command: Command, site: Site) -> msg.Start:
     """Run a node's prepare step, as attempt 0."""
     extra = (EnvVar("TFCLUSTER_RUN_ID", site.run_id, "tfcluster"),)
-    log = site.paths.prepare_log(site.node)
+    log = site.paths.step_log(PREPARE, site.node)
     order = _task_order(PREPARE, site.command(command), log, extra)
     return msg.Start(attempt=0, tasks=[order])
 

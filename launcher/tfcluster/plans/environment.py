@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 from tfcluster.errors import Problem, SpecError, UsageError
-from tfcluster.plans import placement, tf_config
+from tfcluster.plans import placement
 from tfcluster.plans.command import find_program, python_path
 from tfcluster.plans.context import LOCAL, PlacedTask, PlanContext
 from tfcluster.plans.keras_settings import (
@@ -24,6 +24,7 @@ from tfcluster.plans.plan import EnvVar
 from tfcluster.plans.resources import EVEN_SHARE, GIVEN_GPUS, Share, gpu_env, thread_env
 from tfcluster.plans.secrets import is_secret
 from tfcluster.plans.tf_config import SOURCE
+from tfcluster.spec import TUNER_VARIABLES
 
 if TYPE_CHECKING:
     from tfcluster.spec.model import ClusterSpec
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 UNSET: Final = (
     "TF_CONFIG",
-    *tf_config.VARIABLES,
+    *TUNER_VARIABLES,
     "TFCLUSTER_RESTORED_STEP",
     "TFCLUSTER_EVENTS_FD",
     "TFCLUSTER_SETTINGS",

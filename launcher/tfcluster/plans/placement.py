@@ -147,7 +147,7 @@ def keep_tasks(plan: Plan, tasks: Collection[TaskId]) -> Plan:
 
     Raises UsageError if a port is chosen at the start: the other machines would not learn it.
     """
-    if unknown := _ports_to_choose(plan):
+    if unknown := plan.without_port:
         message = f"join needs fixed ports in the spec: none for {join_first(unknown)}"
         raise UsageError(message, fix=_FIXED_PORTS_FIX)
     return replace(_split(plan, tasks), joins=True)
@@ -172,7 +172,7 @@ def exclude_tasks(plan: Plan, tasks: Collection[TaskId]) -> Plan:
     nodes = {node.name for node in reduced.nodes}
     # Our agent holds a port for a task of its own node; it can only do so on this machine.
     without_agent = [t.id for t in excluded if t.node not in nodes or t.node != LOCAL]
-    if without_agent and (unknown := _ports_to_choose(plan)):
+    if without_agent and (unknown := plan.without_port):
         raise UsageError(
             f"--except {without_agent[0]} needs fixed ports in the spec: none for"
             f" {join_first(unknown)}",
@@ -199,10 +199,6 @@ def _split(plan: Plan, tasks: Collection[TaskId]) -> Plan:
         prepare={node: step for node, step in plan.prepare.items() if node in nodes},
         supervision=replace(plan.supervision, min_workers=None),
     )
-
-
-def _ports_to_choose(plan: Plan) -> list[str]:
-    return [str(task.id) for task in plan.listening if task.port == 0]
 
 
 def _mount(path: str | None, context: PlanContext) -> str | None:

@@ -37,6 +37,11 @@ class TaskId:
         """The task's name without a colon, for file names: ``worker-1``."""
         return f"{self.job}-{self.index}"
 
+    @property
+    def trains(self) -> bool:
+        """True if its job trains the model: a chief's or a worker's."""
+        return self.job in ("chief", "worker")
+
     @classmethod
     def parse(cls, text: str) -> TaskId:
         """Parse ``worker:1`` (or ``worker-1``); raises ValueError for anything else."""
@@ -329,6 +334,11 @@ class Plan:
             return self.tasks
         # Tuners connect to their chief only, the oracle.
         return tuple(t for t in self.tasks if self.kind == "tuner" and t.id.job == "chief")
+
+    @property
+    def without_port(self) -> list[TaskId]:
+        """The tasks whose ports others must know and which are chosen at the start."""
+        return [task.id for task in self.listening if task.port == 0]
 
     @cached_property
     def cut_off(self) -> frozenset[str]:

@@ -204,7 +204,7 @@ def _flatten(given: Iterable[tuple[Gpu, ...] | None]) -> list[Gpu]:
 def _divide_evenly(
     tasks: Sequence[TaskId], free: Sequence[Gpu], all_gpus: Sequence[Gpu]
 ) -> dict[TaskId, tuple[Gpu, ...]]:
-    trains = [task for task in tasks if task.job in ("chief", "worker")]
+    trains = [task for task in tasks if task.trains]
     given: dict[TaskId, tuple[Gpu, ...]] = dict.fromkeys(tasks, ())
     if trains:
         given.update(zip(trains, divide(free or all_gpus, len(trains)), strict=True))

@@ -67,7 +67,7 @@ def why_not(plan: Plan, devices: Mapping[str, Sequence[str]]) -> str:
 
 def workers_of(plan: Plan) -> list[TaskPlan]:
     """Return the tasks that sum their gradients, in TensorFlow's order."""
-    tasks = (task for task in plan.tasks if task.id.job in ("chief", "worker"))
+    tasks = (task for task in plan.tasks if task.id.trains)
     return sorted(tasks, key=lambda task: task.id)
 
 

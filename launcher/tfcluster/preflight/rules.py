@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Final
 from tfcluster.agent.containers.container_wait import OLDEST_PYTHON
 from tfcluster.errors import InterpreterError, SetupError, count_names, join_first
 from tfcluster.nodes.probe_answers import ProbeAnswer
-from tfcluster.plans import tf_config
 from tfcluster.plans.context import LOCAL, PlanContext
 from tfcluster.plans.keras_settings import (
     TESTED,
@@ -32,6 +31,7 @@ from tfcluster.plans.placement import by_machine, find_task_gpus
 from tfcluster.plans.plan import Gpu, NodePlan, Plan, TaskId
 from tfcluster.plans.resources import GIVEN_GPUS, requested_gpus, shared_gpus
 from tfcluster.preflight.preflight_report import Finding, PreflightReport
+from tfcluster.spec import TUNER_VARIABLES
 from tfcluster.spec.cluster import is_loopback
 from tfcluster.spec.job import UNKNOWN_PROGRAM
 from tfcluster.supervision.known_errors import fix_of_no_gpu
@@ -86,7 +86,7 @@ def needs_of(plan: Plan, script_sha256: str | None = None) -> Needs:
     nccl: dict[str, list[str]] = {}
     highest: dict[str, int] = {}
     for task in (task for task in plan.tasks if not plan.node(task.node).is_here):
-        if plan.settings.get("communication") == "NCCL" and task.id.job in ("chief", "worker"):
+        if plan.settings.get("communication") == "NCCL" and task.id.trains:
             nccl.setdefault(task.node, []).append(str(task.id))
         for index in task.gpus or ():
             if isinstance(index, int):
@@ -396,9 +396,9 @@ def _check_searches(spec: ClusterSpec, plan: Plan, context: PlanContext) -> Iter
     """
     if "kind" in spec.job.model_fields_set or context.code is None or not context.code.searches:
         return
-    trains = [t for t in (*plan.tasks, *plan.elsewhere) if t.id.job in ("chief", "worker")]
+    trains = [t for t in (*plan.tasks, *plan.elsewhere) if t.id.trains]
     variables = {var.name for task in plan.tasks for var in task.command.env} | context.code.sets
-    if len(trains) < 2 or not variables.isdisjoint(tf_config.VARIABLES):
+    if len(trains) < 2 or not variables.isdisjoint(TUNER_VARIABLES):
         return
     message = (
         f"the job calls KerasTuner's search: {len(trains)} tasks would each run the whole search"
@@ -481,7 +481,7 @@ def _check_nccl(spec: ClusterSpec, plan: Plan) -> Iterator[SetupError]:
     if spec.strategy.communication != "NCCL":
         return
     fix = "--set strategy.communication=RING, or AUTO"
-    trains = [t for t in plan.tasks if t.node == LOCAL and t.id.job in ("chief", "worker")]
+    trains = [t for t in plan.tasks if t.node == LOCAL and t.id.trains]
     if without := [str(t.id) for t in trains if not t.gpus]:
         names = ", ".join(without)
         yield SetupError(

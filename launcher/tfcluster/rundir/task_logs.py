@@ -16,9 +16,10 @@ import sys
 import time
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+from tfcluster.agent.catalogue import PREPARE
 from tfcluster.agent.error_text import describe_error
 from tfcluster.agent.foreign_json import open_regular
 from tfcluster.agent.tasks.output import TIMES_ENTRY, times_path
@@ -285,6 +286,15 @@ def last_line(path: Path) -> str:
     return next(filter(None, lines), b"").decode(errors="replace")
 
 
+def last_output(logs: Iterable[Path], now: float) -> float:
+    """Return when one of `logs` was last written, on the clock that shows `now`; or 0."""
+    newest = 0.0
+    for log in logs:
+        with contextlib.suppress(OSError):
+            newest = max(newest, log.stat().st_mtime)
+    return now - max(0.0, time.time() - newest) if newest else 0.0
+
+
 class LogTimes:
     """Tells when the parts of one log were written, from the time index beside it.
 
@@ -353,12 +363,12 @@ class LogTimes:
 
 def prepare_label(node: str) -> str:
     """Return the label of a node's prepare step in the merged stream."""
-    return "prepare" if node == LOCAL else f"prepare@{node}"
+    return PREPARE if node == LOCAL else f"{PREPARE}@{node}"
 
 
 def label_of(path: Path) -> str:
     """Return the label of the task whose log is `path`."""
-    if path.parent.name == "prepare":
+    if path.parent.name == PREPARE:
         return prepare_label(path.stem)
     try:
         return str(TaskId.parse(path.stem))
@@ -368,7 +378,7 @@ def label_of(path: Path) -> str:
 
 def find_label(state: RunSnapshot, task: str) -> str:
     """Return the label of the task that a user names. Raises UsageError if the run lacks it."""
-    if task.partition("@")[0] == "prepare":
+    if task.partition("@")[0] == PREPARE:
         return task
     try:
         label = str(TaskId.parse(task))
@@ -511,6 +521,6 @@ def _attempt_folders(logs: Path) -> list[tuple[int, Path]]:
         for folder in logs.iterdir():
             if match := _ATTEMPT.fullmatch(folder.name):
                 folders.append((int(match[1]), folder))
-            elif folder.name == "prepare":
+            elif folder.name == PREPARE:
                 folders.append((0, folder))
     return sorted(folders)

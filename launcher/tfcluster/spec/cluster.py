@@ -124,9 +124,6 @@ def _check_ipv4(host: str, shown: str) -> None:
 
 MAX_TASKS = 10_000
 
-TAGS = frozenset({"<number>", "<list>", "<all>", "<word>", "<network>"})
-"""Names of union branches that pydantic puts into the path of an error; not part of the spec."""
-
 
 def _branch(value: Any) -> str | None:
     if isinstance(value, bool):

@@ -187,7 +187,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*", re.ASCII)
 
 def _check_variable_name(name: str) -> str:
     if not _NAME.fullmatch(name):
-        fix = "use letters, digits and _ only, for example WANDB_API_KEY"
+        fix = "use letters, digits, _, . and -, and no digit first, for example WANDB_API_KEY"
         raise field_error(f"{shorten(name)} is not a variable name", fix)
     if name in RESERVED_VARIABLES:
         raise field_error(f"{name} is set by tfcluster for each task", "leave it out")

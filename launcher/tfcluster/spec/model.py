@@ -12,7 +12,7 @@ from pydantic import model_validator
 from tfcluster import kinds
 from tfcluster.errors import join_first
 from tfcluster.kinds import AUTO
-from tfcluster.spec import JOBS, Path, published_schema, shorten
+from tfcluster.spec import JOBS, TUNER_VARIABLES, Path, published_schema, shorten
 from tfcluster.spec.cluster import Cluster, count, iter_entries, parse, task_names
 from tfcluster.spec.fields import Mistake, RulesBroken, Section, documented, matching, required
 from tfcluster.spec.job import Job
@@ -26,7 +26,6 @@ from tfcluster.spec.sections import (
 )
 
 VERSION = 1
-TUNER_VARIABLES = ("KERASTUNER_ORACLE_IP", "KERASTUNER_ORACLE_PORT", "KERASTUNER_TUNER_ID")
 _SEARCH_EXAMPLE = 'for example {"chief": 1, "worker": 2}'
 _THIS_MACHINE = "local"
 """The name of the node on this machine."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfcluster.errors import SpecError
-from tfcluster.spec import Path, jsonc, published_schema, shorten
+from tfcluster.spec import Path, jsonc, published_schema
 from tfcluster.spec.fields import Mistake
 from tfcluster.spec.problems import show_path, unknown_key
 
@@ -32,7 +32,7 @@ def parse(text: str) -> Override:
     field that may be null. Raises SpecError.
     """
     name, equals, value = text.partition("=")
-    option = f"--set {shorten(text)[1:-1]}" if len(text) > 60 else f"--set {text}"
+    option = f"--set {text if len(text) <= 60 else f'{text[:59]}…'}"
     if not equals or not name:
         fix = "write for example --set supervision.grace_s=60"
         raise SpecError.at(option, "not FIELD=VALUE", fix)

@@ -13,10 +13,11 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from tfcluster.spec import Path, published_schema, shorten
-from tfcluster.spec.cluster import TAGS
 from tfcluster.spec.fields import Mistake, RulesBroken
 
 _KEY = "[key]"
+_TAGS = frozenset({"<number>", "<list>", "<all>", "<word>", "<network>"})
+"""Names of union branches that pydantic puts into the path of an error; not part of the spec."""
 """The last part of an error's path where pydantic refuses the key itself."""
 _EXPECTED = {
     "string_type": "a string",
@@ -90,7 +91,7 @@ def explain_errors(error: ValidationError, value: Any) -> list[Mistake]:
 def _explain(detail: ErrorDetails, value: Any) -> Iterator[Mistake]:
     raw = detail["loc"]
     on_key = bool(raw) and raw[-1] == _KEY
-    path = tuple(part for part in raw if part not in TAGS and part != _KEY)
+    path = tuple(part for part in raw if part not in _TAGS and part != _KEY)
     context = detail.get("ctx", {})
     broken = context.get("error")
     if isinstance(broken, RulesBroken):

@@ -34,7 +34,7 @@ def test_a_line_has_the_time_at_which_it_came(paths: RunPaths) -> None:
     between = time.time()
     time.sleep(0.15)
     logs.take("gpu1", Log(name="prepare/0", offset=4, data=b"two\n"))
-    times = LogTimes(paths.prepare_log("gpu1"))
+    times = LogTimes(paths.step_log("prepare", "gpu1"))
     first, second = times.at(3), times.at(7)
     assert first is not None
     assert second is not None
