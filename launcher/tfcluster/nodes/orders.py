@@ -24,8 +24,8 @@ from tfcluster.errors import (
 )
 from tfcluster.nodes.hub import Hub
 from tfcluster.nodes.probed_resources import AssignedResources
-from tfcluster.nodes.remote_folders import Site
 from tfcluster.nodes.reports import PREFLIGHT, PREPARE
+from tfcluster.nodes.sites import Site
 from tfcluster.plans import remote_paths
 from tfcluster.plans.plan import Command, EnvVar, NodePlan, Plan, TaskId
 from tfcluster.plans.preloading import PreloadPlan, preload_on

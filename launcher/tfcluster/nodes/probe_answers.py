@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from tfcluster.agent import foreign_json
-from tfcluster.nodes.remote_folders import Site
+from tfcluster.nodes.sites import Site
 from tfcluster.plans.plan import Command, Gpu, Plan
 from tfcluster.supervision.connectivity import DialPlan
 from tfcluster.typed_json import from_json

@@ -24,7 +24,7 @@ from tfcluster.checkpoints.completeness import CheckpointKind, Entry
 from tfcluster.checkpoints.copying import NOT_AS_GATHERED, Source, SourceChangedError, Stopped, scan
 from tfcluster.checkpoints.store import Gathered, name_checkpoints, newest_of
 from tfcluster.nodes.hub import Hub
-from tfcluster.nodes.remote_folders import Site
+from tfcluster.nodes.sites import Site
 from tfcluster.plans.plan import Plan, TaskId
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.wire.file_transfer import FilesStalledError, RemoteFiles, RemoteFilesError

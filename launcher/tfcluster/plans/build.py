@@ -33,7 +33,7 @@ from tfcluster.plans.plan import (
     CheckpointPlan,
     Command,
     Interpreter,
-    Network,
+    NetworkMode,
     NodePlan,
     Plan,
     Resources,
@@ -222,7 +222,7 @@ class _PlanBuilder:
         return python.path if python is not None else "python3"
 
 
-def _network(spec: ClusterSpec, kind: BackendKind) -> Network:
+def _network(spec: ClusterSpec, kind: BackendKind) -> NetworkMode:
     written = spec.runtime.network
     if kind.capabilities.simulates_network or not isinstance(written, str):
         return "simulated"

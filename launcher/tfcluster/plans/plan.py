@@ -14,8 +14,8 @@ from tfcluster.kinds import Capabilities
 from tfcluster.spec import JOBS
 from tfcluster.typed_json import ONLY_IF_SET, from_json, object_to_json
 
-Kind = Literal["training", "tuner", "plain"]
-Network = Literal["host", "private", "simulated"]
+JobKind = Literal["training", "tuner", "plain"]
+NetworkMode = Literal["host", "private", "simulated"]
 
 MASK: Final = "********"
 """The text that hides a secret."""
@@ -149,7 +149,7 @@ class NodePlan:
     interpreter: Interpreter | None
     """The Python of its tasks; None for a `command` job, and if only the node knows it."""
     workdir: str
-    network: Network = "host"
+    network: NetworkMode = "host"
     """``private``: its tasks have their own network, with loopback only; ``simulated``: they reach
     the run's other nodes, too."""
     destination: str | None = None
@@ -259,7 +259,7 @@ class Plan:
 
     name: str
     spec_path: str | None
-    kind: Kind
+    kind: JobKind
     strategy: str
     nodes: tuple[NodePlan, ...]
     tasks: tuple[TaskPlan, ...]

@@ -25,7 +25,7 @@ _FOLDER_LATER: Final = "RUN_FOLDER is created at start"
 
 
 @dataclass(frozen=True, slots=True)
-class Cluster:
+class SharedCluster:
     """The part that the TF_CONFIGs of one attempt share, built once for all tasks."""
 
     addresses: Mapping[str, Sequence[str]]
@@ -63,7 +63,7 @@ class Attempt:
         return frozenset(other.id for other in self.plan.elsewhere)
 
     @cached_property
-    def cluster(self) -> Cluster:
+    def cluster(self) -> SharedCluster:
         """The common part of every TF_CONFIG; raises KeyError for a member without a port."""
         index: dict[TaskId, int] = {}
         addresses: dict[str, list[str]] = {}
@@ -73,7 +73,7 @@ class Attempt:
                 of_job = addresses.setdefault(task.job, [])
                 index[task] = len(of_job)
                 of_job.append(self.address(task))
-        return Cluster(addresses, index, frozenset(self.members))
+        return SharedCluster(addresses, index, frozenset(self.members))
 
     @property
     def forms_cluster(self) -> bool:
@@ -91,7 +91,7 @@ def build(attempt: Attempt, task: TaskId) -> dict[str, Any]:
 
 
 def place_of(attempt: Attempt, task: TaskId) -> dict[str, Any]:
-    """Return what only the TF_CONFIG of `task` has; the rest is `Cluster.addresses`.
+    """Return what only the TF_CONFIG of `task` has; the rest is `SharedCluster.addresses`.
 
     Raises KeyError if `task` is not a member of the attempt.
     """

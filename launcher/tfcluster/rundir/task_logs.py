@@ -234,14 +234,14 @@ def end_of_lines(path: Path) -> int:
     return start_of_line(path, file_size(path))
 
 
-Test = Callable[[bytes], object]
+LineTest = Callable[[bytes], object]
 """A test of a line in its latest state, without newline."""
 
 
 def tail_offset(
     path: Path,
     count: int,
-    test_of: Callable[[bytes], Test | None] = lambda block: lambda line: True,
+    test_of: Callable[[bytes], LineTest | None] = lambda block: lambda line: True,
 ) -> int:
     """Return the offset of the last `count` lines of a file, those that pass a test if given.
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Path = tuple[str | int, ...]
+FieldPath = tuple[str | int, ...]
 """The path of a value in a spec: ``("cluster", "worker", 0)``."""
 JobName = Literal["chief", "worker", "ps", "evaluator"]
 JOBS: tuple[JobName, ...] = ("chief", "worker", "ps", "evaluator")

@@ -20,7 +20,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, PydanticCustomError
 
-from tfcluster.spec import Path, shorten
+from tfcluster.spec import FieldPath, shorten
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -74,7 +74,7 @@ class Section(BaseModel):
 class Mistake:
     """One broken rule, at a path relative to the value that was checked."""
 
-    path: Path
+    path: FieldPath
     message: str
     fix: str = ""
     on_key: bool = False

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tfcluster.agent.protocol import NOT_IN_FILE
-from tfcluster.nodes.remote_folders import RemoteLogs
+from tfcluster.nodes.remote_logs import RemoteLogs
 from tfcluster.plans.plan import TaskId
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.task_logs import LogTimes

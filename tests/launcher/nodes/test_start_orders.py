@@ -7,7 +7,7 @@ from tests.launcher.conftest import plan_of
 from tfcluster.agent import catalogue as msg
 from tfcluster.agent import protocol
 from tfcluster.nodes import orders
-from tfcluster.nodes.remote_folders import site_of
+from tfcluster.nodes.sites import site_of
 from tfcluster.plans.plan import Command
 from tfcluster.plans.preloading import PreloadPlan
 from tfcluster.plans.tf_config import Attempt, build

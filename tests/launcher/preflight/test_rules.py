@@ -13,7 +13,7 @@ from tfcluster.backends.jobs import Obstacle, Outlook
 from tfcluster.errors import PreflightError
 from tfcluster.nodes import probe_answers
 from tfcluster.nodes.probe_answers import ProbeAnswer
-from tfcluster.nodes.remote_folders import Site
+from tfcluster.nodes.sites import Site
 from tfcluster.plans.plan import Command
 from tfcluster.preflight import rules
 from tfcluster.preflight.preflight_report import Finding, PreflightReport
