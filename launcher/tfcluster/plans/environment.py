@@ -11,14 +11,8 @@ from tfcluster.errors import Problem, SpecError, UsageError
 from tfcluster.plans import placement
 from tfcluster.plans.command import find_program, python_path
 from tfcluster.plans.context import LOCAL, PlacedTask, PlanContext
-from tfcluster.plans.keras_settings import (
-    find_data_dir,
-    has_hooks,
-    settings_json,
-    strategy_name,
-    uses_legacy_keras,
-    with_inherited_switch,
-)
+from tfcluster.plans.job_facts import find_data_dir, has_hooks, strategy_name
+from tfcluster.plans.keras_settings import settings_json, uses_legacy_keras, with_inherited_switch
 from tfcluster.plans.placement import hosts_of
 from tfcluster.plans.plan import EnvVar
 from tfcluster.plans.resources import EVEN_SHARE, GIVEN_GPUS, Share, gpu_env, thread_env

@@ -14,7 +14,7 @@ from tfcluster import kinds
 from tfcluster.errors import SetupError, UsageError, join_first
 from tfcluster.plans import command
 from tfcluster.plans.context import LOCAL, PlacedTask, PlanContext
-from tfcluster.plans.keras_settings import find_data_dir
+from tfcluster.plans.job_facts import find_data_dir
 from tfcluster.plans.plan import Container, Gpus, Plan, TaskId
 from tfcluster.plans.resources import Share
 from tfcluster.spec import JOBS

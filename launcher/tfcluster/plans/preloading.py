@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from tfcluster.plans.imports import UNKNOWN, Code
-from tfcluster.plans.keras_settings import has_hooks
+from tfcluster.plans.job_facts import has_hooks
 from tfcluster.plans.plan import Command, Plan, TaskPlan
 
 if TYPE_CHECKING:

@@ -17,13 +17,12 @@ from tfcluster.agent.containers.container_wait import OLDEST_PYTHON
 from tfcluster.errors import InterpreterError, SetupError, count_names, join_first
 from tfcluster.nodes.probe_answers import ProbeAnswer
 from tfcluster.plans.context import LOCAL, PlanContext
+from tfcluster.plans.job_facts import has_hooks, needs_tensorflow
 from tfcluster.plans.keras_settings import (
     TESTED,
-    has_hooks,
+    cannot_be_patched,
     has_keras_3,
     install_tf_keras,
-    needs_patching,
-    needs_tensorflow,
     uses_legacy_keras,
     with_inherited_switch,
 )
@@ -373,7 +372,7 @@ def _check_keras_3(spec: ClusterSpec, node: NodePlan, context: PlanContext) -> I
     It needs certainty: for a job that only uses `tf.keras`, `fit` itself raises the error.
     """
     python = node.interpreter
-    if python is None or not has_keras_3(python) or not needs_patching(spec, python):
+    if python is None or not has_keras_3(python) or not cannot_be_patched(spec, python):
         return
     imports_keras = "keras" in context.packages
     if uses_legacy_keras(spec, python) and not imports_keras:
