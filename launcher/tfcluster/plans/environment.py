@@ -34,8 +34,6 @@ UNSET: Final = (
 )
 """Variables that a task never inherits: they belong to another cluster or another run."""
 
-FROM_LAUNCHER: Final = ", the launcher's value"
-"""The end of the source of a variable that is taken from the launcher's environment."""
 _PROXIES: Final = ("grpc_proxy", "https_proxy", "http_proxy", "HTTPS_PROXY", "HTTP_PROXY")
 
 
@@ -85,12 +83,13 @@ def resolve(
     variables: dict[str, EnvVar] = {}
     for layer in layers:
         for name, value in layer.values.items():
-            source = layer.source
             is_hidden = is_secret(name, named=secrets, shown=not_secret)
-            if value is None:
-                value = _take_from_launcher(name, launcher, field=source, is_secret=is_hidden)
-                source = f"{source}{FROM_LAUNCHER}"
-            variables[name] = EnvVar(name, value, source, secret=is_hidden)
+            if value is not None:
+                variables[name] = EnvVar(name, value, layer.source, secret=is_hidden)
+                continue
+            value = _take_from_launcher(name, launcher, field=layer.source, is_secret=is_hidden)
+            source = f"{layer.source}, the launcher's value"
+            variables[name] = EnvVar(name, value, source, secret=is_hidden, from_launcher=True)
     return variables
 
 

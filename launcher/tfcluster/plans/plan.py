@@ -70,6 +70,8 @@ class EnvVar:
     origin: Literal["tfcluster", "data_dir"] | None = field(default=None, metadata=ONLY_IF_SET)
     """The origin of a value with paths of the node, whose home and folders are filled in there;
     None: the value is the user's own, and is never changed."""
+    from_launcher: bool = field(default=False, metadata=ONLY_IF_SET)
+    """True if the spec takes the value from the launcher's environment."""
 
     @property
     def shown(self) -> str:
