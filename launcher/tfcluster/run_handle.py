@@ -127,7 +127,7 @@ class Run:
 
         Return False if something could not be gathered.
         """
-        if not self.state().may_have_left:
+        if not self.state().may_have_ungathered:
             return True
         from tfcluster.coordinator.late_gathering import gather_left  # it imports asyncio
 

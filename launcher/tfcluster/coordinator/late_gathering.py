@@ -48,7 +48,7 @@ def gather_left(paths: RunPaths, say: Callable[[str], None]) -> bool:
     nothing while the run goes on, or if all was gathered at its end.
     """
     state = job_watch.load(paths)
-    if not state.may_have_left:
+    if not state.may_have_ungathered:
         return True
     try:
         plan = registry.load_plan(paths)

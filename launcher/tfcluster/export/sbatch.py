@@ -43,12 +43,11 @@ def render(subject: Subject, request: Request) -> Exported:
         fix = "save the spec, and name its file instead of -"
         raise UsageError("in the job, `up` reads the spec from its file", fix=fix)
     name, needs = subject.plan.name, tuple(_needs(subject, subject.path, request))
-    file = shlex.quote(request.file or f"{name}.sbatch")
     lines = [
         first_line(subject.spec.runtime.slurm),
         f"# {name}: the job of `tfcluster up --backend slurm`, to be submitted by hand:",
         "#",
-        f"#   sbatch {file if file.isprintable() else 'FILE'}",
+        f"#   sbatch {request.file_word(f'{name}.sbatch')}",
         "#",
         f"# Written by `tfcluster export --format sbatch` (tfcluster {__version__}). It needs:",
         *bullets(needs),

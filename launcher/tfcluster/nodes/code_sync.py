@@ -106,14 +106,14 @@ def snapshot(
     code = listed.tracked.union(
         name for name in listed.untracked - credentials if not name.startswith(runs)
     )
-    names = {name for name in code if not (secret and (workdir / name).resolve() in secret)}
+    own = {name for name in code if not (secret and (workdir / name).resolve() in secret)}
     unreadable = set(listed.unreadable)
     included = {name for glob in include for name in _match(workdir, glob, unreadable)}
     asked = {above for name in included for above in (name, *map(str, Path(name).parents))}
-    outside = {name for name in names - asked if _leads_out(workdir, name)}
+    outside = {name for name in own - asked if _leads_out(workdir, name)}
     folders = {name for name in outside if (workdir / name).is_dir()}
     _require_inside(workdir, sorted(outside - folders))
-    names = {path for name in names | included for path in _with_links(workdir, name)}
+    names = {path for name in own | included for path in _with_links(workdir, name)}
     files = list[Sent]()
     for name in sorted(names):
         try:

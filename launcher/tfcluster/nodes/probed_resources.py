@@ -15,7 +15,7 @@ from tfcluster.plans.resources import (
     background_tasks,
     explain_sharing,
     gpu_env,
-    shares,
+    share_machine,
     thread_env,
 )
 
@@ -64,7 +64,7 @@ def _divide(plan: Plan, answer: ProbeAnswer) -> Mapping[TaskId, Share]:
     if not gpus:
         is_set = "CUDA_VISIBLE_DEVICES" in _set_by_node(plan, answer)
         gpus = None if answer.gpu_trouble or is_set else range(len(answer.gpus))
-    return shares(
+    return share_machine(
         list(tasks),
         plan.resources,
         cores=Cores(tuple(map(tuple, answer.core_nodes)), answer.core_limit),

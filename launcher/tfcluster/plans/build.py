@@ -31,7 +31,7 @@ from tfcluster.plans.plan import (
     TaskId,
     TaskPlan,
 )
-from tfcluster.plans.resources import Share, background_tasks, explain_sharing, shares
+from tfcluster.plans.resources import Share, background_tasks, explain_sharing, share_machine
 
 if TYPE_CHECKING:
     from tfcluster.plans.command import Program
@@ -220,7 +220,7 @@ def _shares(spec: ClusterSpec, context: PlanContext) -> Iterator[tuple[TaskId, S
     for tasks in by_machine(context.tasks):
         is_local = context.is_here(tasks[0].backend)
         ids = [placed.id for placed in tasks]
-        of_machine = shares(
+        of_machine = share_machine(
             ids,
             _section(Resources, spec.resources),
             cores=context.cores if is_local else None,

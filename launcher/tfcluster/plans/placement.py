@@ -162,8 +162,10 @@ def exclude_tasks(plan: Plan, tasks: Collection[TaskId]) -> Plan:
     excluded = tuple(task for task in plan.tasks if task.id in tasks)
     if not remaining:
         raise UsageError("--except leaves no task to start", fix="name fewer tasks")
-    if made := [task for task in excluded if plan.node(task.node).capabilities.makes_nodes]:
-        backend = plan.node(made[0].node).backend
+    if in_made_nodes := [
+        task for task in excluded if plan.node(task.node).capabilities.makes_nodes
+    ]:
+        backend = plan.node(in_made_nodes[0].node).backend
         raise UsageError(
             f"--except: {backend} makes the nodes, so no task can be started by hand",
             fix="run the tasks on this machine: --backend local",

@@ -552,7 +552,9 @@ def _check_wrap(plan: Plan) -> Iterator[SetupError]:
 def _check_mounts(plan: Plan) -> Iterator[SetupError]:
     """Refuse mounts that would hide the container's own files."""
     containers = [node.container for node in plan.nodes if node.container is not None]
-    folders = {path for made in containers for path in (made.data_dir, made.shared_dir)}
+    folders = {
+        path for container in containers for path in (container.data_dir, container.shared_dir)
+    }
     for path in [name for name in ("/", "/tmp") if name in folders]:
         fix = "use a folder below it in data_dir and checkpoints.dir"
         yield SetupError(f"{path} cannot be mounted: a container needs its own", fix=fix)

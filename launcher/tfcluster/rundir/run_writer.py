@@ -215,7 +215,7 @@ class RunWriter:
         if has_room or not is_measurement:
             self._log.append(event)
         fold.apply(self.state, event, self._clock(), self.paths)
-        self.touch(urgent=not is_measurement)
+        self.mark_changed(urgent=not is_measurement)
         for listener in list(self.listeners):
             listener(event)
 
@@ -225,14 +225,14 @@ class RunWriter:
     def wait_for(self, what: str | None) -> None:
         """Set what the next start waits for, which `status` shows; None clears it."""
         self.state.waits_for = what
-        self.touch()
+        self.mark_changed()
 
     def note_gathering(self, facts: Mapping[str, Any] | None) -> None:
         """Set which files are being copied, which `status` shows; None clears it."""
         self.state.gathering = None if facts is None else dict(facts)
-        self.touch(urgent=False)
+        self.mark_changed(urgent=False)
 
-    def touch(self, *, urgent: bool = True) -> None:
+    def mark_changed(self, *, urgent: bool = True) -> None:
         """Mark the state as changed, so that the next `save` writes it."""
         self._is_dirty = True
         self._is_urgent |= urgent

@@ -275,8 +275,8 @@ class RunSnapshot:
         return self.task(name) if name is not None else None
 
     @property
-    def may_have_left(self) -> bool:
-        """Return whether the run is over and its tasks may have saved what nobody has gathered."""
+    def may_have_ungathered(self) -> bool:
+        """True if the run is over and its tasks may have saved what nobody has gathered."""
         return self.status.is_final and (self.status is Status.LOST or bool(self.missed))
 
     def to_json(self) -> dict[str, Any]:

@@ -180,8 +180,8 @@ def analyse(
     names are not used for the fit: they test its predictions.
     """
     alone = next(cell for cell in measured if cell.workers == 1)
-    cells = [_cell(each, alone, cores, each.workers in predict) for each in measured]
-    volumes = [each.gradient_bytes for each in measured if each.gradient_bytes is not None]
+    cells = [_cell(cell, alone, cores, cell.workers in predict) for cell in measured]
+    volumes = [cell.gradient_bytes for cell in measured if cell.gradient_bytes is not None]
     fits, fitted, predictions = {}, list(cells), list[Predicted]()
     for communication in dict.fromkeys(c.communication for c in measured if c.communication):
         used = [c for c in cells if c.measured.communication in (None, communication)]
