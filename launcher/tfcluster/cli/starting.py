@@ -163,7 +163,7 @@ def run(
         kind = "module"
     _check_program(program, args, kind)
     hosts = changes.hosts
-    if kind == "command" and not hosts.names_hosts:
+    if kind == "command" and hosts.hosts is None and hosts.hostfile is None:
         _check_command(program)
     spec = spec_of_program(program, args, workers=hosts.workers or 2, kind=kind)
     loaded = load(spec, changes, where="tfcluster run")

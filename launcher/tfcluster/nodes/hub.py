@@ -27,6 +27,7 @@ from tfcluster.nodes.remote_logs import RemoteLogs
 from tfcluster.nodes.reports import STEPS, step_of
 from tfcluster.nodes.sites import Site, site_of
 from tfcluster.plans.plan import NodePlan, Plan
+from tfcluster.plans.remote_paths import CACHE
 from tfcluster.rundir import chaos
 from tfcluster.rundir.paths import RunPaths, runtime_dir
 from tfcluster.wire.file_transfer import RemoteFiles, RemoteFilesError
@@ -401,7 +402,7 @@ class Hub:
             yield (
                 f"{node} may not know that the run is over: its agent ends what still runs there"
                 f" within {self._lease_s:g} s;"
-                f" ~/.cache/tfcluster/nodes/{self._paths.run_id} is not removed"
+                f" {CACHE}/nodes/{self._paths.run_id} is not removed"
             )
         yield from self.leftovers
 

@@ -30,7 +30,7 @@ from tfcluster.plans import remote_paths
 from tfcluster.plans.plan import Command, EnvVar, NodePlan, Plan, TaskId
 from tfcluster.plans.preloading import PreloadPlan, preload_on
 from tfcluster.plans.secrets import MIN_LENGTH
-from tfcluster.plans.tf_config import Attempt, environment, place_of
+from tfcluster.plans.tf_config import SOURCE, Attempt, environment, place_of
 from tfcluster.rundir import chaos
 from tfcluster.rundir.chaos import Fault
 from tfcluster.rundir.task_logs import last_line
@@ -129,7 +129,7 @@ def start(
             holds_ports=holds_ports,
             has_cluster=False,
         )
-        extra += tuple(EnvVar(name, value, "tfcluster") for name, value in proxy_env.items())
+        extra += tuple(EnvVar(name, value, SOURCE) for name, value in proxy_env.items())
         if faults:
             extra += chaos.environment(task.command, faults, task.id, attempt.number)
         share = assigned.get(task.id, AssignedResources((), task.cores))
@@ -157,7 +157,7 @@ def preload(imports: PreloadPlan, node: NodePlan, site: Site) -> msg.Preload:
 
 def start_prepare(command: Command, site: Site) -> msg.Start:
     """Run a node's prepare step, as attempt 0."""
-    extra = (EnvVar("TFCLUSTER_RUN_ID", site.run_id, "tfcluster"),)
+    extra = (EnvVar("TFCLUSTER_RUN_ID", site.run_id, SOURCE),)
     log = site.paths.step_log(PREPARE, site.node)
     order = _task_order(PREPARE, site.command(command), log, extra)
     return msg.Start(attempt=0, tasks=[order])
@@ -233,11 +233,6 @@ class Until(Protocol):
         ...
 
 
-def never(node: str) -> bool:
-    """Return False: the default for `is_lost`."""
-    return False
-
-
 @dataclass(frozen=True, slots=True)
 class Answers:
     """A wait for answers of the agents that `hub` reaches."""
@@ -254,7 +249,7 @@ class Answers:
         what: str,
         step: str | None = None,
         work_s: float | None = 0.0,
-        is_lost: Callable[[str], bool] = never,
+        is_lost: Callable[[str], bool] = lambda node: False,
     ) -> None:
         """Wait like `missing`; raise NodeLostError if a node has not answered in time."""
         if silent := await self.missing(
@@ -272,7 +267,7 @@ class Answers:
         what: str,
         step: str | None = None,
         work_s: float | None = 0.0,
-        is_lost: Callable[[str], bool] = never,
+        is_lost: Callable[[str], bool] = lambda node: False,
     ) -> list[str]:
         """Wait for a message of one of `kinds` from all `nodes`; return the nodes without one.
 

@@ -19,7 +19,7 @@ from tfcluster.plans.keras_settings import (
     keras_notes,
     with_inherited_switch,
 )
-from tfcluster.plans.placement import by_machine, by_node, container, find_task_gpus, renumber_gpus
+from tfcluster.plans.placement import by_machine, by_node, container, find_task_gpus
 from tfcluster.plans.plan import (
     CheckpointPlan,
     Command,
@@ -134,8 +134,8 @@ class _PlanBuilder:
         for placed in self.context.tasks:
             share, job = self.shares[placed.id], placed.id.job
             program = command.find_program(self.spec.job, placed.id)
-            if placed.kind.capabilities.has_one_task:
-                share = renumber_gpus(share)
+            if placed.kind.capabilities.has_one_task and share.gpus is not None:
+                share = replace(share, gpus=tuple(range(len(share.gpus))))  # counted from 0 inside
             yield TaskPlan(
                 id=placed.id,
                 node=placed.node,

@@ -102,11 +102,6 @@ def container(spec: ClusterSpec, context: PlanContext, task: PlacedTask, share: 
     )
 
 
-def renumber_gpus(share: Share) -> Share:
-    """Return `share` as a task in a container sees it, where GPUs are numbered from 0."""
-    return share if share.gpus is None else replace(share, gpus=tuple(range(len(share.gpus))))
-
-
 def resolve_mount(path: str, context: PlanContext) -> str:
     """Return the absolute path of a folder of the spec: containers mount no others."""
     return command.resolve_storage(path, context.spec_dir, context.environ)

@@ -161,7 +161,7 @@ def examine_this_machine(python: str | None = None, *, deep: bool = False) -> Pr
     chosen = interpreters.own_instead(chosen, environ=os.environ, cwd=workdir)
     workers = str(bundle.workers_folder().parent)
     answer = replace(
-        probes.machine_facts(LOCAL, home()),
+        probes.facts_of_this_machine(LOCAL, home()),
         python=chosen.version or "",
         packages=dict(chosen.packages),
         executable=chosen.path,
@@ -308,7 +308,7 @@ class _Visit:
             self._lose(name, NodeLoss(f"its agent has not answered for {ANSWER_S:.0f} s"))
         lost = [Finding(name, "reach", reason, _FIX) for name, reason in self._lost.items()]
         taken = ((name, self.hub.answer(name, msg.PortTaken)) for name in self.connected)
-        ports = [probes.taken_port(node, reply) for node, reply in taken if reply]
+        ports = [probes.port_finding(node, reply) for node, reply in taken if reply]
         return [*lost, *ports, *self._take_addresses()]
 
     def _take_addresses(self) -> Iterator[Finding]:

@@ -189,7 +189,7 @@ def probe_this_node_in_detail(
     """
     answers = []
     for node in plan.nodes:
-        answer = _planned_answer(plan, node, machine_facts(node.name, folder))
+        answer = _planned_answer(plan, node, facts_of_this_machine(node.name, folder))
         if deep and answer.executable:
             answer = _with_import(answer, next(t for t in plan.tasks if t.node == node.name))
         answers.append(answer)
@@ -209,7 +209,7 @@ def _with_import(answer: ProbeAnswer, task: TaskPlan) -> ProbeAnswer:
     )
 
 
-def machine_facts(node: str, folder: Path) -> ProbeAnswer:
+def facts_of_this_machine(node: str, folder: Path) -> ProbeAnswer:
     """Return the facts of this machine, named `node`, and of this Python.
 
     `folder`: the parent of run folders, whose disk counts.
@@ -242,9 +242,9 @@ def _taken_ports(plan: Plan, locks: Path) -> Iterator[Finding]:
         is_fixed = task.port and plan.kind != "plain"
         if is_fixed and (holder := ports.taken_by(task.port, str(locks))) is not None:
             taken = msg.PortTaken(task=str(task.id), host=task.host, port=task.port, **holder)
-            yield taken_port(task.node, taken)
+            yield port_finding(task.node, taken)
 
 
-def taken_port(node: str, taken: msg.PortTaken) -> Finding:
+def port_finding(node: str, taken: msg.PortTaken) -> Finding:
     error = port_error(taken)
     return Finding(node, "ports", error.message, error.fix)

@@ -89,7 +89,9 @@ class LogSource:
         self.offset = offset
         """Start of the first line that was not yielded yet."""
         self._scanned = self._last_return = 0
+        """The bytes of a long line whose end is not found yet; where its last state begins."""
         self._waited_at = -1
+        """The size at which the file ended with a part of a line."""
 
     @property
     def position(self) -> int:

@@ -44,11 +44,6 @@ class HostChoice:
     workers: int | None = None
     """``run -n``: the number of slots to use; None: all."""
 
-    @property
-    def names_hosts(self) -> bool:
-        """True if the tasks run on other hosts than the spec's."""
-        return self.hosts is not None or self.hostfile is not None
-
 
 NO_CHOICE = HostChoice()
 

@@ -51,7 +51,7 @@ def load(
     document = read.document()
     value = overrides.apply(document.value, chosen) if chosen else document.value
     set_paths: Sequence[FieldPath | None] = [override.path for override in chosen]
-    if hosts.names_hosts:
+    if hosts.hosts is not None or hosts.hostfile is not None:
         value, places = spread(value, read_hosts(hosts), workers=hosts.workers)
         value, chosen = overrides.apply(value, places), (*chosen, *places)
     check = _Check(value, document, read, chosen)
