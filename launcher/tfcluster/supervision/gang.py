@@ -15,9 +15,8 @@ from tfcluster.node_loss import LossNature, NodeLoss
 from tfcluster.plans.plan import Plan, TaskId
 from tfcluster.rundir.events import TaskExited
 from tfcluster.supervision.decisions import Next, judge
-from tfcluster.supervision.doubts import explain_early_end
+from tfcluster.supervision.doubts import explain_lone_work
 from tfcluster.supervision.failure import (
-    CIRCUMSTANCES,
     PREEMPTED,
     TERMINATED,
     Failure,
@@ -30,8 +29,6 @@ from tfcluster.supervision.restart_policy import chief_among
 from tfcluster.supervision.verdicts import root_cause
 
 _SHOWN_FILES = 3
-_MAX_NAMED = 3
-"""The number of ended tasks that a reason lists."""
 
 
 @dataclass
@@ -368,9 +365,9 @@ class Gang:
             member = self[failure.task]
             if not member.trains_together:
                 continue
-            description, known = describe_lone_work(member, finished, failure.place)
-            if (early := explain_early_end(member, finished)) is not None:
-                self.blame(early[0], Kind.PERMANENT, description, known=known)
+            blamed, description, known = explain_lone_work(member, finished, failure.place)
+            if blamed is not member:
+                self.blame(blamed, Kind.PERMANENT, description, known=known)
                 return True
             explained = replace(
                 failure, observed=Kind.PERMANENT, description=description, known=known
@@ -452,26 +449,6 @@ class Gang:
     def _note(self, member: Member, failure: Failure) -> None:
         self.put(replace(member, failure=failure))
         (self.task_failures if member.restarts_alone else self.failures).append(failure)
-
-
-def describe_lone_work(
-    member: Member, finished: Sequence[Member], place: str
-) -> tuple[str, KnownError]:
-    """Return why `member` failed, which still needed the `finished` tasks, and the hint.
-
-    `place`: the file and line of the script, or "".
-    """
-    names = join_first([member.name for member in finished], _MAX_NAMED)
-    where = f" ({place})" if place else ""
-    if (early := explain_early_end(member, finished)) is not None:
-        return f"{early[1]}; {member.name} waited for it{where}", CIRCUMSTANCES["ended_early"]
-    alone = CIRCUMSTANCES["chief_alone"]
-    last = max((member.step for member in finished if member.step is not None), default=None)
-    if member.step is not None and last is not None and (member.total_steps or member.step) > last:
-        total = "" if member.total_steps is None else f" of {member.total_steps:,}"
-        steps = f"step {member.step:,}{total} against {last:,}"
-        return f"{names} had ended; {member.name} still trained{where}: {steps}", alone
-    return f"did alone what all workers must do{where}: {names} had ended before", alone
 
 
 _STRATEGY: Final = "tfcluster_workers.strategy.make() for its strategy"

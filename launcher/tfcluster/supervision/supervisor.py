@@ -32,10 +32,10 @@ from tfcluster.supervision.decisions import (
     ReadLogs,
     Stop,
 )
-from tfcluster.supervision.doubts import warnings_about
+from tfcluster.supervision.doubts import explain_lone_work, warnings_about
 from tfcluster.supervision.endings import STACKS_WAIT_S, AttemptEnd, Stage
 from tfcluster.supervision.failure import Kind, kind_of_leaving
-from tfcluster.supervision.gang import Gang, describe_lone_work
+from tfcluster.supervision.gang import Gang
 from tfcluster.supervision.member import Member
 from tfcluster.supervision.membership import Membership
 from tfcluster.supervision.restarting import REACH_S, Restarter, event_of, loss_of
@@ -618,22 +618,28 @@ class Supervisor:
         """Stop all tasks that still run `finish_grace_s` after the chief's success.
 
         A worker that still works independently makes the run fail: its work is interrupted. So does
-        one that has steps left and waits in a collective: the chief has left too early.
+        one that waits in a collective with steps left; the task that left too early is to blame.
         """
         grace_s, unfinished = self.end.policy.finish_grace_s, self.gang.unfinished()
         description = f"it had not finished {grace_s:g} s after the chief and was stopped"
         for member in unfinished:
             self.gang.blame(member, Kind.UNFINISHED, description)
         late = [m for m in self.gang.active(lambda m: not m.serves) if m.failure is None]
-        for member in late:
-            at = positions.get(member.name)
-            waits = at is not None and at.activity is Activity.IN_STEP and member.frozen_by is None
-            if at is not None and waits and member.trains_in_step and not member.is_done:
-                why, known = describe_lone_work(member, self.gang.finished(), at.place)
-                self.gang.blame(member, Kind.PERMANENT, why, known=known)
-        late = [member for member in late if self.gang[member.name].failure is None]
-        where = {task: at.place for task, at in positions.items()}
-        for warning in verdicts.warn_about_late(late, grace_s, self._last_step, where):
+        where = {task: position.place for task, position in positions.items()}
+        in_step = {t for t, position in positions.items() if position.activity is Activity.IN_STEP}
+        waiting = [
+            member
+            for member in late
+            if member.name in in_step and member.trains_in_step
+            if member.frozen_by is None and not member.is_done
+        ]
+        finished = self.gang.finished()
+        for member in waiting:
+            blamed, reason, known = explain_lone_work(member, finished, where[member.name])
+            if self.gang[blamed.name].failure is None:
+                self.gang.blame(blamed, Kind.PERMANENT, reason, known=known)
+        others = [member for member in late if member not in waiting]
+        for warning in verdicts.warn_about_late(others, grace_s, self._last_step, where):
             self.end.warn(warning)
         self.restarting.cancel(lambda member: member.may_run and not member.is_running)
         self.end.stage = Stage.ENDING_RUN  # the exits decide the outcome

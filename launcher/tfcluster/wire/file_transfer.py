@@ -56,7 +56,8 @@ _WINDOW = 4 << 20
 
 
 class RemoteFileChangedError(Exception):
-    """The file was rewritten, truncated or deleted while it was read."""
+    """The file cannot be read as it was listed: it was rewritten, truncated or deleted, or its disk
+    fails."""
 
 
 class RemoteFilesError(OSError):
@@ -143,7 +144,8 @@ class Question:
         return first
 
     async def next(self) -> Report:
-        """Return the next answer. Raises FilesStalledError if none comes.
+        """Return the next answer. Raises FilesStalledError if none comes, and RemoteFilesError if
+        none can come any more.
 
         It waits in short steps and counts only those that end while the node is connected and
         silent: the coordinator may have been stopped itself (Ctrl-Z), and a cut connection has
@@ -166,7 +168,11 @@ class Question:
             waited_s += step_s if self._node.is_connected else 0.0
         if not self._coming:
             raise self._node.stalled_error()
-        return self._take()
+        answer = self._take()
+        if isinstance(answer, msg.FilesLost):
+            raise RemoteFilesError(answer.error)
+        self.is_answered |= isinstance(answer, msg.FileFailed)
+        return answer
 
     def _take(self) -> Report:
         answer = self._coming.popleft()
@@ -217,8 +223,6 @@ class Sending:
                 raise RemoteFilesError(f"{self._into}: {error}")
             case Reconnected():
                 raise ReconnectedError
-            case msg.FilesLost(error=error):
-                raise RemoteFilesError(error)
 
     async def _send(self, digest: str) -> None:
         """Send one file. Raises RemoteFilesError if it is shorter than when it was announced."""
@@ -433,7 +437,7 @@ class _FileReading:
         Raises ReconnectedError, RemoteFilesError, and what `take` raises.
         """
         while True:
-            match await _next(self._question, msg.Report, self._order.path):
+            match await self._question.next():
                 case FileSlice() as piece:
                     await self._take(self._join_waiting(self._new_bytes(piece)), take)
                 case RateLifted() if self._order.rate is not None:
@@ -444,7 +448,6 @@ class _FileReading:
                     self._question.is_answered = True
                     return end
                 case msg.FileFailed(error=error):
-                    self._question.is_answered = True
                     raise RemoteFileChangedError(error)
 
     def _new_bytes(self, piece: FileSlice) -> bytes:
@@ -470,13 +473,11 @@ class _FileReading:
             await self._send(msg.Written(id=self._question.number, at=self.at))
 
 
-async def _next(question: Question, kind: type[R], what: str) -> R:
-    """Return the next answer of a kind. Raises RemoteFilesError if `what` was asked for failed."""
+async def _next(question: Question, kind: type[R], path: str) -> R:
+    """Return the next answer of a kind. Raises RemoteFilesError if the node failed with `path`."""
     while True:
         answer = await question.next()
-        if isinstance(answer, msg.FilesLost):
-            raise RemoteFilesError(answer.error)
         if isinstance(answer, kind):
             return answer
         if isinstance(answer, msg.FileFailed):
-            raise RemoteFilesError(f"{what}: {answer.error}")
+            raise RemoteFilesError(f"{path}: {answer.error}")
