@@ -239,13 +239,15 @@ def _correct(paths: RunPaths, recorded: RunSnapshot, state: JobState) -> RunSnap
     if state.phase is JobPhase.OVER or state.end is not None:
         return _conclude(paths, recorded, state)
     if state.phase is JobPhase.QUEUED:
-        waits_for = f"nodes: {format_wait(state, time.time())}"
-        return replace(recorded, status=Status.QUEUED, waits_for=waits_for)
+        reason = format_wait(state, time.time())
+        queued = replace(recorded, status=Status.QUEUED, queue_reason=reason)
+        return replace(queued, waits_for=f"nodes: {reason}")
     if state.phase is JobPhase.SUSPENDED:
         waits_for = "the scheduler, which has suspended its job"
         return replace(recorded, status=Status.SUSPENDED, waits_for=waits_for)
     if recorded.status is Status.QUEUED and state.phase is JobPhase.RUNNING:
-        return replace(recorded, waits_for="its coordinator, which is starting")
+        waits_for = "its coordinator, which is starting"
+        return replace(recorded, waits_for=waits_for, queue_reason=None)
     if _follow(paths, recorded) is None:
         return _correct_silent(paths, recorded, state)
     return recorded

@@ -115,11 +115,11 @@ class _Changes:
     def run_queued(self, event: ev.RunQueued) -> None:
         self._move_run(event.type)
         self.state.gathering = self.state.tensorboard = None  # they ended with the coordinator
-        self.state.waits_for = f"nodes: {event.reason}"
+        self.state.queue_reason, self.state.waits_for = event.reason, f"nodes: {event.reason}"
 
     def nodes_allocated(self, event: ev.NodesAllocated) -> None:
         self._move_run(event.type)
-        self.state.waits_for = None
+        self.state.waits_for = self.state.queue_reason = None
         for task, address in event.addresses.items():
             self.state.task(task).address = address
 
@@ -296,7 +296,8 @@ class _Changes:
             self.now,
         )
         state.reason, state.hint = event.reason, event.hint
-        state.waits_for = state.gathering = state.tensorboard = state.stall = None
+        state.waits_for = state.queue_reason = state.gathering = state.tensorboard = None
+        state.stall = None
         for task in self.state.tasks:
             _move_task(task, "node_lost" if self._has_lost_node(task) else event.type)
             if task.pid is not None:

@@ -169,7 +169,7 @@ class Restarter:
         self.gang.put(replace(member, is_restart_due=True))
         if self.end.is_training:
             self.end.timers[f"restart {task}"] = now + verdict.delay_s
-        self._record(member.id, _reason_of(failure), verdict, attempt=member.attempt + 1)
+        self._record(member.id, failure.reason, verdict, attempt=member.attempt + 1)
 
     def _is_needed(self, member: Member) -> bool:
         """Return whether a task that has failed is needed again while the run goes on.

@@ -259,7 +259,7 @@ class Silence:
 def explain(gang: Gang, positions: Mapping[str, Position]) -> Stall:
     """Return who is waited for and where, from the stacks of tasks that run."""
     stopped = {
-        member.name: Position(Activity.STOPPED, why=f"by {signal_name(member.frozen_by or 0)}")
+        member.name: Position(Activity.STOPPED, detail=signal_name(member.frozen_by or 0))
         for member in gang.frozen()
     }
     every = {**positions, **stopped}

@@ -24,7 +24,7 @@ from tfcluster.plans.plan import Plan, TaskPlan
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.states import Status
 from tfcluster.supervision.decisions import Outcome
-from tfcluster.supervision.failure import CIRCUMSTANCES, FIX, Failure, Kind, signal_name
+from tfcluster.supervision.failure import CIRCUMSTANCES, Failure, Kind, signal_name
 from tfcluster.supervision.member import Member
 from tfcluster.supervision.stalls import Stall
 
@@ -85,9 +85,7 @@ def diagnosis(
         collateral = dict.fromkeys(f.task for f in others if f.is_collateral)
     if state and (cause.kind in _OUT_OF_STEP or cause.docs in _OUT_OF_STEP_DOCS):
         known = CIRCUMSTANCES["states_differ"]
-        reason = (
-            f"{state.removesuffix(FIX.format(known.hint))}\nthen {cause.task}: {root['reason']}"
-        )
+        reason = f"{state}\nthen {cause.task}: {root['reason']}"
         root |= {"reason": reason, "hint": known.hint, "docs": known.docs}
     if not_restarted is not None:
         root["not_restarted"] = not_restarted

@@ -21,19 +21,21 @@ _LONGEST_METRIC: Final = 24
 _MOST_METRICS: Final = 6
 
 
-def format_step(figures: Figures, open_end: str = ", total unknown") -> str:
+def format_step(
+    figures: Figures, open_end: str = ", total unknown", *, label: str = "step "
+) -> str:
     """Return ``step 120 of 4,000``, or ``step 120, total unknown``; empty before the first."""
     if figures.step is None:
         return ""
     total = figures.total_steps
-    return f"step {figures.step:,}" + (open_end if total is None else f" of {total:,}")
+    return f"{label}{figures.step:,}" + (open_end if total is None else f" of {total:,}")
 
 
-def format_epoch(figures: Figures) -> str:
+def format_epoch(figures: Figures, *, label: str = "epoch ") -> str:
     """Return ``epoch 3/10``, ``epoch 3``, or an empty string."""
     if figures.epoch is None:
         return ""
-    return f"epoch {figures.epoch:,}" + (f"/{figures.epochs:,}" if figures.epochs else "")
+    return f"{label}{figures.epoch:,}" + (f"/{figures.epochs:,}" if figures.epochs else "")
 
 
 def format_metric(name: str, value: float) -> str:

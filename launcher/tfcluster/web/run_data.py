@@ -34,8 +34,6 @@ from tfcluster.ui.formats import format_exit
 _MOST_PLANNED = 100
 """The tasks whose plan a page gets: each TF_CONFIG has the addresses of all tasks."""
 _LAST_LINES = 40
-_FACTS = ("resumed", "by hand", "injected")
-"""The facts of `history.list_facts` that the timeline lacks."""
 _OF_THE_RUN = ("run", "name", "started_at", "ended_at", "host", "background", "attempt")
 
 
@@ -243,7 +241,7 @@ def describe_run(paths: RunPaths) -> dict[str, Any]:
     state = state_json(files.snapshot) | {"status": files.status, "folder": str(paths.root)}
     return {
         "snapshot": state,
-        "facts": [fact for fact in history.list_facts(files.snapshot) if fact[0] in _FACTS],
+        "facts": history.list_facts(files.snapshot, has_timeline=True),
         "plan": _describe_plan(files),
         "nodes": files.nodes,
         "spec": files.spec,

@@ -142,7 +142,7 @@ CHIEF_JOINS = stack(f"{EXECUTE}:9", "/home/me/train.py:30 coordinator.join()")
     ("positions", "facts", "line"),
     [
         (
-            {"worker:0": position_of(SLEEPS), "worker:1": Position(Activity.STOPPED, why="by it")},
+            {"worker:0": position_of(SLEEPS), "worker:1": Position(Activity.STOPPED, detail="it")},
             {"together": True},
             "worker:1 was stopped by it",
         ),
