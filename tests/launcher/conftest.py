@@ -14,7 +14,7 @@ import pytest
 from tfcluster.plans.plan import (
     CheckpointPlan,
     Command,
-    Kind,
+    JobKind,
     NodePlan,
     Plan,
     Supervision,
@@ -49,7 +49,9 @@ def _nothing_asked_before() -> None:
         job_watch.forget()
 
 
-def plan_of(*tasks: str, kind: Kind = "training", hooks: bool = True, name: str = "demo") -> Plan:
+def plan_of(
+    *tasks: str, kind: JobKind = "training", hooks: bool = True, name: str = "demo"
+) -> Plan:
     """Return a plan for these tasks (two workers if none is named) on this machine."""
     found = [TaskId.parse(task) for task in tasks or ("worker:0", "worker:1")]
     command = Command(("python", "main.py"), (), "/")

@@ -29,8 +29,8 @@ from tfcluster.nodes.reports import STEPS, step_of
 from tfcluster.plans.plan import NodePlan, Plan
 from tfcluster.rundir import chaos
 from tfcluster.rundir.paths import RunPaths, runtime_dir
+from tfcluster.wire.agent_link import SILENCE_S, AgentLink
 from tfcluster.wire.file_transfer import RemoteFiles, RemoteFilesError
-from tfcluster.wire.link import SILENCE_S, AgentLink
 from tfcluster.wire.messages import Log, Unknown
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from tfcluster.kinds import Capabilities
 from tfcluster.spec import JOBS
 from tfcluster.typed_json import ONLY_IF_SET, from_json, object_to_json
 
-Kind = Literal["training", "tuner", "plain"]
+JobKind = Literal["training", "tuner", "plain"]
 Network = Literal["host", "private", "simulated"]
 
 MASK: Final = "********"
@@ -254,7 +254,7 @@ class Plan:
 
     name: str
     spec_path: str | None
-    kind: Kind
+    kind: JobKind
     strategy: str
     nodes: tuple[NodePlan, ...]
     tasks: tuple[TaskPlan, ...]

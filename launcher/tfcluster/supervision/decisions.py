@@ -75,7 +75,7 @@ def _is_deserted(tasks: Collection[Member], chief: Member | None) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class StopRequest:
     """A request to end the run; `now` kills its tasks at once."""
 
     why: str
@@ -133,7 +133,7 @@ class StopTasks:
 
 
 @dataclass(frozen=True, slots=True)
-class TakeStacks:
+class AskForStacks:
     """An order to have `tasks` write the stacks of their threads to their logs.
 
     Then call `Supervisor.stacks_taken` for each.
@@ -153,7 +153,7 @@ class StartAlone:
 
 @dataclass(frozen=True, slots=True)
 class GatherCheckpoints:
-    """An order to gather the last checkpoints, then call `Supervisor.checkpoints_gathered`."""
+    """An order to gather the last checkpoints, then call `Supervisor.all_checkpoints_gathered`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +183,7 @@ class ReadLogs:
 Action = (
     Record
     | StopTasks
-    | TakeStacks
+    | AskForStacks
     | StartAlone
     | GatherCheckpoints
     | DropNode

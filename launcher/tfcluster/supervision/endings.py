@@ -16,13 +16,13 @@ from tfcluster.supervision import verdicts
 from tfcluster.supervision.alerts import AlertKind, Alerts
 from tfcluster.supervision.decisions import (
     Action,
+    AskForStacks,
     GatherCheckpoints,
     Next,
     NextAttempt,
     Outcome,
     Record,
     StopTasks,
-    TakeStacks,
 )
 from tfcluster.supervision.failure import Failure
 from tfcluster.supervision.gang import Gang
@@ -132,7 +132,7 @@ class AttemptEnd:
     ) -> None:
         """Order `members` to stop; if `grace_s` is None each gets as long as it can use."""
         self.grace_if_late_s = grace_s
-        graces = [self.grace_s(member, grace_s) for member in members]
+        graces = [self.grace_of(member, grace_s) for member in members]
         tasks = defaultdict[tuple[str, float], list[str]](list)
         for member, grace in zip(members, graces, strict=True):
             tasks[member.node, grace].append(member.name)
@@ -145,7 +145,7 @@ class AttemptEnd:
             self.gang.put(replace(member, is_stopping=True, answer_by=answer_by))
             self.record(ev.TaskStopping(task=member.name, attempt=member.attempt, why=why))
 
-    def grace_s(self, member: Member, grace_s: float | None) -> float:
+    def grace_of(self, member: Member, grace_s: float | None) -> float:
         """Return how long, in seconds, `stop` would wait for `member` after SIGTERM."""
         return member.stop_grace_s(self.policy.grace_s) if grace_s is None else grace_s
 
@@ -156,7 +156,7 @@ class AttemptEnd:
         tasks = defaultdict[str, list[str]](list)
         for member in hooked[:_MOST_STACKS]:
             tasks[member.node].append(member.name)
-        self.orders += [TakeStacks(node, tuple(names)) for node, names in tasks.items()]
+        self.orders += [AskForStacks(node, tuple(names)) for node, names in tasks.items()]
         return [name for names in tasks.values() for name in names]
 
     def set_timer(self, name: str, at: float | None) -> None:
@@ -177,14 +177,14 @@ class AttemptEnd:
 
     def watch_agents(self) -> None:
         """Set the timer by which agents must have reported the ordered starts and stops."""
-        due = [member.due_by for member in self.gang.unlike if member.due_by is not None]
+        due = [member.due_by for member in self.gang.distinct if member.due_by is not None]
         self.set_timer("agents", min(due, default=None))
 
     # -- stages -----------------------------------------------------------------------------
 
     def enter_next_stage(self) -> None:
         """Enter the next stage if all tasks that the present one waits for have ended."""
-        tasks = self.gang.unlike
+        tasks = self.gang.distinct
         if self.stage is Stage.ENDING_GANG:
             if not any(task.is_core and (task.is_running or task.is_awaited) for task in tasks):
                 self.stage = Stage.GATHERING
@@ -192,7 +192,7 @@ class AttemptEnd:
         elif self.stage is Stage.ENDING_RUN:
             awaits = self.grace_if_late_s != 0.0  # else what starts late is killed with its agent
             if not any(task.is_running or (task.is_awaited and awaits) for task in tasks):
-                self.conclude(self.gang.judge())
+                self.set_outcome(self.gang.judge())
 
     def end_gang(self, why: str, now: float, *, grace_s: float | None = FAILURE_GRACE_S) -> None:
         """Stop all tasks except evaluators, which can go on with the next attempt's checkpoints.
@@ -214,24 +214,24 @@ class AttemptEnd:
         if self.gang.failures and outcome.status is not Status.INTERRUPTED:
             self.diagnose()
         running = self.gang.running()
-        self.settle(outcome)
-        longest = max((self.grace_s(member, grace_s) for member in running), default=0.0)
+        self.end_once_stopped(outcome)
+        longest = max((self.grace_of(member, grace_s) for member in running), default=0.0)
         is_announced = self.gang.is_announced or None
         self.record(ev.RunStopping(why=why, grace_s=longest, is_announced=is_announced))
         self.stop_tasks(running, why, now, grace_s=grace_s)
 
-    def settle(self, outcome: Outcome) -> None:
+    def end_once_stopped(self, outcome: Outcome) -> None:
         """End the run with `outcome` once all tasks that run have ended."""
         self.ending, self.stage, self.next_attempt = outcome, Stage.ENDING_RUN, None
         self.timers.clear()
 
-    def fail(self, cause: Failure, why: str, now: float) -> None:
+    def fail_run(self, cause: Failure, why: str, now: float) -> None:
         """End the run as failed because of `cause`, which is not restarted for `why`."""
         self.diagnose(why, cause)
-        self.settle(verdicts.outcome_of(cause, why, self.plan, self.run_id))
+        self.end_once_stopped(verdicts.outcome_of(cause, why, self.plan, self.run_id))
         self.stop_tasks(self.gang.running(), "another task failed", now)
 
-    def conclude(self, verdict: Next) -> None:
+    def set_outcome(self, verdict: Next) -> None:
         self.record_all(self.alerts.of_lone_training(is_over=True))
         if self.ending is not None:
             self.outcome = self.ending

@@ -187,7 +187,7 @@ class Gang:
     # -- questions --------------------------------------------------------------------------
 
     @property
-    def unlike(self) -> list[Member]:
+    def distinct(self) -> list[Member]:
         """One member of each standing."""
         return [next(iter(members.values())) for members in self._alike.values()]
 
@@ -210,7 +210,7 @@ class Gang:
     def judge(self) -> Next:
         """Return the next step of the run."""
         chief = self.get(str(self.chief))
-        return judge(self.unlike, chief=chief, gang=self.plan.kind != "plain")
+        return judge(self.distinct, chief=chief, gang=self.plan.kind != "plain")
 
     def members(self, fits: Callable[[Member], bool]) -> list[Member]:
         """Return the members that fit, in the plan's order; `fits` looks at their standing only."""
@@ -238,7 +238,7 @@ class Gang:
         """
         trains = any(
             member.is_running and member.is_core and not (member.serves or member.waits_for_chief)
-            for member in self.unlike
+            for member in self.distinct
         )
         return self.active(lambda member: member.waits_for_chief or (member.serves and not trains))
 
@@ -261,7 +261,7 @@ class Gang:
             and not (member.serves or member.searches or member.trains_in_step)
         ]
 
-    def satisfied(self, last_step: int | None) -> list[Member]:
+    def done_evaluators(self, last_step: int | None) -> list[Member]:
         """Return the running evaluators that have evaluated the last checkpoint.
 
         Some of them would wait for a further one for ever.
@@ -347,7 +347,7 @@ class Gang:
                 out_of_memory=event.out_of_memory,
             )
             self._note(member, failure)
-            if not any(member.is_running and member.trains_together for member in self.unlike):
+            if not any(member.is_running and member.trains_together for member in self.distinct):
                 self.explain_lone_work()
 
     def explain_lone_work(self) -> bool:
@@ -388,7 +388,7 @@ class Gang:
             return []
         return self.members(lambda member: member.trains_together and member.is_ok)
 
-    def attributed(self, event: TaskExited, error: Mapping[str, Any] | None) -> TaskExited:
+    def correct_ended_by(self, event: TaskExited, error: Mapping[str, Any] | None) -> TaskExited:
         """Return `event`, with `ended_by="itself"` where the task was already failing by itself.
 
         Such a task raised its own exception before its agent stopped it. A task that its node's

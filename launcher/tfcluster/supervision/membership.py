@@ -79,18 +79,18 @@ class Membership:
 
     # -- nodes that are back ----------------------------------------------------------------
 
-    def on_node(self, node: str) -> list[TaskId]:
+    def left_out_on(self, node: str) -> list[TaskId]:
         """Return the tasks that `node` can take back by itself."""
         return [task for task in self._absent_by_node() if self.plan.task(task).node == node]
 
     def grows_at(self, node: str) -> float | None:
         """Return when tasks of `node` may be taken back at the earliest; None: not by itself."""
         returning = set(self._returning())
-        if self.plan.supervision.grow == "off" or not returning & set(self.on_node(node)):
+        if self.plan.supervision.grow == "off" or not returning & set(self.left_out_on(node)):
             return None
         return (self.changed_at or 0.0) + self.plan.supervision.grow_every_s
 
-    def due(self, now: float) -> tuple[TaskId, ...]:
+    def due_to_join(self, now: float) -> tuple[TaskId, ...]:
         """Return the tasks whose nodes are back, if the gang may grow by itself at this time."""
         since = now - (self.changed_at or 0.0)
         if self.plan.supervision.grow == "off" or since < self.plan.supervision.grow_every_s:

@@ -80,8 +80,8 @@ class Restarter:
         if isinstance(verdict, GiveUp):
             self._give_up(cause, verdict, now)
             return
-        self.membership.take_back(self.membership.due(now), now)  # it restarts anyway
-        if (loss := self._loss(self.gone)) is not None:
+        self.membership.take_back(self.membership.due_to_join(now), now)  # it restarts anyway
+        if (loss := self._find_needed_loss(self.gone)) is not None:
             self._give_up(loss, NODE_GONE, now, verdict)
         else:
             self.end.diagnose()
@@ -100,9 +100,9 @@ class Restarter:
         if members is None and why is NODE_GONE and self.can_come_back:
             if verdict is not None:
                 self._record(None, _reason_of(cause), verdict, attempt=self.gang.attempt + 1)
-            self._go_back(cause.node, now)
+            self._requeue(cause.node, now)
         elif members is None:
-            self.end.fail(cause, why.why, now)
+            self.end.fail_run(cause, why.why, now)
         else:
             self.end.diagnose(why.why, cause)
             absence = Absence.NODE if cause.kind is Kind.NODE_LOST else Absence.FAILED
@@ -207,12 +207,12 @@ class Restarter:
         if self.end.next_attempt is None:
             self.gang.lose_node(node, loss)
         elif self.membership.uses(node):  # the next gang may do without it
-            if (failure := self._loss(self.gone)) is not None:
+            if (failure := self._find_needed_loss(self.gone)) is not None:
                 self._give_up(failure, NODE_GONE, now)
             else:
                 self._order_gang(self.end.next_attempt.reason, now)
 
-    def lose_unreached(self, losses: Mapping[str, NodeLoss], now: float) -> None:
+    def lose_before_start(self, losses: Mapping[str, NodeLoss], now: float) -> None:
         """Act on nodes that the first start cannot connect to, if its job can start again.
 
         They are lost if earlier coordinators have reached them, or if a backend says so of one.
@@ -233,7 +233,7 @@ class Restarter:
         because its scheduler gives it another node."""
         if self.can_come_back or self.end.next_attempt is None:
             return self.can_come_back
-        loss, members = self._loss({node: NodeLoss("")}), self.membership.members
+        loss, members = self._find_needed_loss({node: NodeLoss("")}), self.membership.members
         return (
             loss is None or restart_policy.without(self.plan, members, loss, NODE_GONE) is not None
         )
@@ -248,12 +248,12 @@ class Restarter:
             for task in self.gang.lose_node(node, why):
                 self.revive(task, now)
             return any(member.is_restart_due for member in self.gang if member.node == node)
-        loss = self._loss({node: why})
+        loss = self._find_needed_loss({node: why})
         assert loss is not None
         self.budgets.begin()  # that attempt has not advanced
         verdict = self.budgets.decide(None, loss, step=None, jitter=self.jitter)
         if isinstance(verdict, GiveUp):
-            self.end.fail(loss, verdict.why, now)
+            self.end.fail_run(loss, verdict.why, now)
         else:
             self._order_gang(_reason_of(loss), now, verdict)
         return True
@@ -269,18 +269,18 @@ class Restarter:
         elif self.can_come_back:
             verdict = self.budgets.decide(None, loss, step=None, jitter=self.jitter)
         if isinstance(verdict, GiveUp):
-            self.end.settle(verdicts.outcome_of_start(loss, verdict.why))
+            self.end.end_once_stopped(verdicts.outcome_of_start(loss, verdict.why))
         else:
             self._record(None, _reason_of(loss), verdict, attempt=self.gang.number + 1)
-            self._go_back(loss.node, now)
+            self._requeue(loss.node, now)
 
-    def _go_back(self, node: str, now: float) -> None:
+    def _requeue(self, node: str, now: float) -> None:
         """End this start of the run; its job goes back into the queue of its scheduler."""
         reason = f"another node in the place of {node}, which is lost"
         outcome = Outcome(Status.INTERRUPTED, 1, comes_back=reason)
         self.end.end_run(f"it needs {reason}", outcome, now, grace_s=None)
 
-    def _loss(self, lost: Mapping[str, NodeLoss]) -> Failure | None:
+    def _find_needed_loss(self, lost: Mapping[str, NodeLoss]) -> Failure | None:
         """Return the failure of a task that the gang needs but whose node is `lost`, or None."""
         for task in self.membership.members if lost else ():
             node = self.plan.task(task).node
@@ -296,7 +296,7 @@ class Restarter:
         """Note that a lost node could start tasks; the gang takes them in when it grows."""
         self.gone.pop(node, None)
         self.membership.lost.discard(node)
-        if self.end.outcome is None and (tasks := self.membership.on_node(node)):
+        if self.end.outcome is None and (tasks := self.membership.left_out_on(node)):
             grows_at = self.membership.grows_at(node)
             joins_in_s = None if grows_at is None else round(max(0.0, grows_at - now), 1)
             names = [str(task) for task in tasks]
@@ -327,7 +327,7 @@ class Restarter:
         )
         if not is_at_work or self.end.next_attempt is not None or "stacks" in self.end.timers:
             return
-        joining = [task for task in self.membership.due(now) if task.job in TRAINERS]
+        joining = [task for task in self.membership.due_to_join(now) if task.job in TRAINERS]
         if joining and not self.gang.is_nearly_over:
             names = join_first(joining)
             verb, count = "is" if len(joining) == 1 else "are", len(self.membership.workers)
@@ -338,7 +338,7 @@ class Restarter:
         """Restart the gang although nothing has failed: its tasks may save before they stop."""
         self.planned = why
         if self.end.next_attempt is not None:
-            self._order_gang(why, now, self._free())
+            self._order_gang(why, now, self._uncounted_restart())
         else:
             self.end.end_gang(why, now, grace_s=None)
 
@@ -348,13 +348,13 @@ class Restarter:
         if chief.is_ok and chief.exit is not None and chief.exit.ended_by == "itself":
             self.end.stage = Stage.TRAINING  # which ends now, as the chief has succeeded
             return
-        self.membership.take_back(self.membership.due(now), now)
-        if (loss := self._loss(self.gone)) is not None:
+        self.membership.take_back(self.membership.due_to_join(now), now)
+        if (loss := self._find_needed_loss(self.gone)) is not None:
             self._give_up(loss, NODE_GONE, now)
         else:
-            self._order_gang(self.planned, now, self._free())
+            self._order_gang(self.planned, now, self._uncounted_restart())
 
-    def _free(self) -> Restart:
+    def _uncounted_restart(self) -> Restart:
         """Return a restart that nothing failed for: without delay, and not counted."""
         return Restart(0.0, self.budgets.history(None), is_counted=False)
 

@@ -231,7 +231,7 @@ class Silence:
         if is_ending and since + ENDING_S > now:
             self._allowed_until = since + ENDING_S
             return None
-        self.stall, self.stalled_since = explain(gang, positions), since
+        self.stall, self.stalled_since = explain_silence(gang, positions), since
         return ev.Stalled(
             silent_s=round(now - since, 1),
             deadline_s=policy.stall_deadline_s,
@@ -256,7 +256,7 @@ class Silence:
         return TRAINS_IN_CHILD.format(task=task, command=command)
 
 
-def explain(gang: Gang, positions: Mapping[str, Position]) -> Stall:
+def explain_silence(gang: Gang, positions: Mapping[str, Position]) -> Stall:
     """Return who is waited for and where, from the stacks of tasks that run."""
     stopped = {
         member.name: Position(Activity.STOPPED, detail=signal_name(member.frozen_by or 0))
@@ -268,4 +268,4 @@ def explain(gang: Gang, positions: Mapping[str, Position]) -> Stall:
     running = [member for member in core if member.is_running]
     together = len(core) > 1 and all(m.trains_in_step and not m.restarts_alone for m in running)
     ended = [member.name for member in core if member.is_over]
-    return stalls.explain(known, ended=ended, together=together)
+    return stalls.explain_stall(known, ended=ended, together=together)

@@ -213,7 +213,7 @@ def _dotted(node: ast.expr) -> str:
     return node.id if isinstance(node, ast.Name) else ""
 
 
-def explain(
+def explain_stall(
     positions: Mapping[str, Position], *, ended: Sequence[str] = (), together: bool
 ) -> Stall:
     """Return who is waited for and where, from the positions of the tasks that run.

@@ -19,9 +19,8 @@ from tfcluster.node_loss import NodeLoss
 from tfcluster.plans.plan import Plan, TaskId
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.states import Status
-from tfcluster.supervision import connectivity, stalls, verdicts
+from tfcluster.supervision import stalls, task_network, verdicts
 from tfcluster.supervision.alerts import Alerts
-from tfcluster.supervision.connectivity import find_missed_heartbeats
 from tfcluster.supervision.decisions import (
     Action,
     DropNode,
@@ -30,7 +29,7 @@ from tfcluster.supervision.decisions import (
     Outcome,
     ProbeLinks,
     ReadLogs,
-    Stop,
+    StopRequest,
 )
 from tfcluster.supervision.doubts import explain_lone_work, warnings_about
 from tfcluster.supervision.endings import STACKS_WAIT_S, AttemptEnd, Stage
@@ -41,6 +40,7 @@ from tfcluster.supervision.membership import Membership
 from tfcluster.supervision.restarting import REACH_S, Restarter, event_of, loss_of
 from tfcluster.supervision.silence import Silence
 from tfcluster.supervision.stalls import Activity, Position
+from tfcluster.supervision.task_network import find_missed_heartbeats
 from tfcluster.supervision.verdicts import CAUSE_WAIT_S, FROZEN_S
 
 START_ANSWER_S: Final = 60.0
@@ -259,13 +259,13 @@ class Supervisor:
             self.restarting.revive(task, now)
         self._react(now)
 
-    def nodes_unreached(self, losses: Mapping[str, NodeLoss], now: float) -> None:
+    def new_nodes_unreached(self, losses: Mapping[str, NodeLoss], now: float) -> None:
         """Note that the first start cannot connect to nodes.
 
         If one is known to be lost and the run's job can start again, it does. Else the nodes are
         gone if the gang may start without them, or nothing happens.
         """
-        self.restarting.lose_unreached(losses, now)
+        self.restarting.lose_before_start(losses, now)
         self._react(now)
 
     def node_leaving(self, node: str, loss: NodeLoss, now: float) -> None:
@@ -298,7 +298,7 @@ class Supervisor:
         has_lease = self.plan.node(node).capabilities.has_lease
         return REACH_S if has_lease and not self.restarting.can_do_without(node) else 0.0
 
-    def node_unreached(self, node: str, loss: NodeLoss, now: float) -> None:
+    def lost_node_unreached(self, node: str, loss: NodeLoss, now: float) -> None:
         """Note that the next start has not reached a lost node, on which nothing lives any more.
 
         That is a failed attempt: if another one is left, it tries again. The node is gone for good
@@ -331,12 +331,12 @@ class Supervisor:
         self._react(now)
         return answer
 
-    def gathered(self, step: int | None, now: float, *, name: str | None = None) -> None:
+    def checkpoint_gathered(self, step: int | None, now: float, *, name: str | None = None) -> None:
         """Note that a checkpoint of the present attempt is in the run folder."""
         self.restarting.note_gathered(step, name, now)
         self._react(now)
 
-    def checkpoints_gathered(self, newest: Newest, now: float) -> None:
+    def all_checkpoints_gathered(self, newest: Newest, now: float) -> None:
         """Decide about a restart: all of the chief's checkpoints are now in the run folder."""
         if self.end.stage is Stage.GATHERING:
             self.restarting.budgets.note_all_gathered(newest)
@@ -361,7 +361,7 @@ class Supervisor:
         self.silence.note_stacks(last_output, now, now + STACKS_WAIT_S)
 
     def stacks_taken(self, task: str, attempt: int, report: msg.Stacks, now: float) -> None:
-        """Note the stacks of a task, in answer to `TakeStacks`: where it is.
+        """Note the stacks of a task, in answer to `AskForStacks`: where it is.
 
         Once all have answered, it is judged what that means.
         """
@@ -396,7 +396,7 @@ class Supervisor:
         """Note which tasks started elsewhere cannot be reached, each with the reason."""
         self.absent = tuple(absent)
 
-    def stop(self, stop: Stop, now: float) -> None:
+    def stop(self, stop: StopRequest, now: float) -> None:
         """Stop the run on request; a second request kills its tasks at once."""
         before = self.end.ending
         self.gang.is_announced |= stop.is_announced
@@ -453,7 +453,7 @@ class Supervisor:
         failures = self.gang.failures
         if not failures or self.has_probed_links or not self.end.forms_gang:
             return
-        if connectivity.can_break(self.plan) and all(
+        if task_network.can_break(self.plan) and all(
             failure.is_collateral or failure.kind is Kind.LATE for failure in failures
         ):
             self.has_probed_links = True
@@ -485,7 +485,7 @@ class Supervisor:
                 self.gang.explain_lone_work()
                 self.end.end_gang("all have ended", now)
             case Next.SUCCEED | Next.FAILED:
-                self.end.conclude(verdict)
+                self.end.set_outcome(verdict)
 
     def _finish(self, now: float) -> None:
         # What has not started is not needed after the chief's success, and is no failure.
@@ -494,9 +494,9 @@ class Supervisor:
             self._follow(verdict, now)
             return
         self.end.stop_tasks(self.gang.idle(), "the chief has finished", now)
-        for member in self.gang.satisfied(self._last_step):
+        for member in self.gang.done_evaluators(self._last_step):
             self.end.timers.setdefault(f"satisfied {member.name}", now + EVALUATOR_S)
-        if not any(member.is_core and member.is_awaited for member in self.gang.unlike):
+        if not any(member.is_core and member.is_awaited for member in self.gang.distinct):
             self.end.timers.setdefault("late", now + self.end.policy.finish_grace_s)
 
     def _set_deadlines(self) -> None:
@@ -528,7 +528,7 @@ class Supervisor:
         Only tasks that wait now count: the wait of a task that was restarted alone begins again.
         """
         since = self.gang.waits_since
-        if since is None or any(m.has_searched and m.is_core for m in self.gang.unlike):
+        if since is None or any(m.has_searched and m.is_core for m in self.gang.distinct):
             return None  # a tuner that joins after the search waits until the run is over
         return since + self.end.policy.start_deadline_s
 
@@ -592,7 +592,7 @@ class Supervisor:
                     left_s = self.end.policy.finish_grace_s - FINISHING_S
                     self.end.record(ev.Finishing(tasks=waits, left_s=left_s))
             case "satisfied", _:
-                done = [m for m in self.gang.satisfied(self._last_step) if m is member]
+                done = [m for m in self.gang.done_evaluators(self._last_step) if m is member]
                 self.end.stop_tasks(done, "it has evaluated the last checkpoint", now)
 
     def _ask_positions(self, now: float) -> None:
@@ -667,4 +667,4 @@ class Supervisor:
         if losses.since and self.end.policy.stop_on_nan and self.end.is_training:
             self.gang.blame(member, Kind.DIVERGED, alert.message)
             cause = self.gang[member.name].failure or self.end.cause()
-            self.end.fail(cause, "stop_on_nan is set", now)
+            self.end.fail_run(cause, "stop_on_nan is set", now)

@@ -333,7 +333,7 @@ def _describe_absence(member: Member, last_line: str, now: float) -> str:
 
 
 def blame_stalled(core: Sequence[Member], silent_s: float, stall: Stall | None) -> Blame:
-    """Blame the task that the others wait for (`stalls.explain`), else the one furthest behind."""
+    """Blame the task that the others wait for (`explain_stall`), else the one furthest behind."""
     running = [member for member in core if member.is_running]
     if stopped := [member for member in running if member.frozen_by is not None]:
         by = signal_name(stopped[0].frozen_by or 0)

@@ -12,7 +12,7 @@ from typing import Any
 
 from tfcluster.errors import UsageError
 from tfcluster.spec import shorten
-from tfcluster.tfjob.manifest import Fields, Note, read
+from tfcluster.tfjob.manifest import ConversionNote, Fields, read
 from tfcluster.tfjob.replica import Replica, map_replica
 from tfcluster.tfjob.run_policy import choose_gang, map_restarts, map_run
 
@@ -30,7 +30,7 @@ _LATER = "have supervision.finish_grace_s (60 s) to end, or the run fails"
 Replicas = dict[str, Replica]
 
 
-def convert(text: str, name: str) -> tuple[dict[str, Any], list[Note]]:
+def convert(text: str, name: str) -> tuple[dict[str, Any], list[ConversionNote]]:
     """Return the spec of the TFJob in `text`, and the notes about it.
 
     Raises UsageError for anything but one TFJob; `name` is the file's.
@@ -224,11 +224,11 @@ def _note_user(main: Replica) -> None:
         main.fields.note("changed", place, message, f'set runtime.user: "{main.user}:GID"')
 
 
-def _sort(notes: list[Note]) -> list[Note]:
+def _sort(notes: list[ConversionNote]) -> list[ConversionNote]:
     """Return each note once, those first that need an answer, and of them the program's."""
     order = ("needed", "missing", "changed")
 
-    def key(note: Note) -> tuple[int, bool]:
+    def key(note: ConversionNote) -> tuple[int, bool]:
         return order.index(note.kind), not note.place.endswith(".command")
 
     return sorted(dict.fromkeys(notes), key=key)

@@ -10,7 +10,7 @@ from typing import Final
 
 from tfcluster.rundir.figures import Figures, figures_of
 from tfcluster.rundir.snapshot import RunSnapshot
-from tfcluster.ui.formats import cut_to_columns, format_count, format_duration, format_value
+from tfcluster.ui.formats import cut_to_columns, format_duration, format_large_rate, format_value
 from tfcluster.ui.lines import sanitize_text
 
 SAMPLES: Final = 30
@@ -55,7 +55,7 @@ def describe_results(snapshot: RunSnapshot) -> tuple[tuple[str, str], ...]:
     progress = [format_epoch(figures), format_step(figures, open_end="")]
     speed = []
     if figures.mean_rate is not None:
-        speed.append(f"{format_count(figures.mean_rate)} {figures.unit}/s on average")
+        speed.append(f"{format_large_rate(figures.mean_rate)} {figures.unit}/s on average")
     if lead.first_step_s is not None:
         speed.append(f"first step after {format_duration(lead.first_step_s)}")
     evaluators = [task.metrics for task in snapshot.tasks if task.task.startswith("evaluator")]

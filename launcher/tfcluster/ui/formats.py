@@ -53,7 +53,7 @@ def format_rate(per_second: float | None) -> str:
     return f"{per_second:.2f}" if per_second < 9.995 else f"{per_second:.1f}"
 
 
-def format_count(per_second: float) -> str:
+def format_large_rate(per_second: float) -> str:
     """Return ``41.2`` or ``1,312``: a rate that may be large."""
     return f"{per_second:,.0f}" if per_second >= 999.5 else format_rate(per_second)
 

@@ -18,10 +18,10 @@ from tfcluster.ui.figure_text import describe_results, format_epoch, format_metr
 from tfcluster.ui.formats import (
     cut_to_columns,
     format_bytes,
-    format_count,
     format_duration,
     format_exit,
     format_known,
+    format_large_rate,
     format_rate,
     format_value,
     plural,
@@ -196,7 +196,7 @@ def runs_grid(
 
 
 def _format_speed(figures: Figures, unit: str) -> str:
-    return format_known(figures.rate if figures.unit == unit else None, format_count)
+    return format_known(figures.rate if figures.unit == unit else None, format_large_rate)
 
 
 def checkpoints_grid(checkpoints: Sequence[Mapping[str, Any]]) -> Grid:

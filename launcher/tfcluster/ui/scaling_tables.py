@@ -10,9 +10,9 @@ from tfcluster.scaling.study import Cell, Predicted, Study
 from tfcluster.ui.formats import (
     format_bits,
     format_bytes,
-    format_count,
     format_duration,
     format_known,
+    format_large_rate,
 )
 from tfcluster.ui.render import Facts, Grid, Part
 
@@ -62,7 +62,7 @@ def cell_grid(study: Study) -> Grid:
             format_ms(cell.collective_s) if cell.measured.workers > 1 else None
         ),
         "of ring": lambda cell: format_known(cell.of_ring, "{:.2f}".format),
-        "examples/s": lambda cell: format_known(cell.examples_per_second, format_count),
+        "examples/s": lambda cell: format_known(cell.examples_per_second, format_large_rate),
         "efficiency": lambda cell: f"{cell.efficiency:.0%}",
         "fit": lambda cell: format_known(cell.fitted_s, format_ms),
         "error": lambda cell: _error(cell, study),

@@ -24,21 +24,21 @@ from tfcluster.rundir.snapshot import describe_failure
 from tfcluster.rundir.states import Status
 from tfcluster.web import log_pages, rendering
 from tfcluster.web.comparison import MOST_RUNS, compare
-from tfcluster.web.run_data import RunIndex, describe_history, describe_run, to_bytes
+from tfcluster.web.run_data import RunIndex, describe_history, describe_run, to_json_bytes
 from tfcluster.web.security import MAX_BODY_BYTES
-from tfcluster.web.streams import Streams
+from tfcluster.web.streams import Feeds
 
 _POINTS: Final = 600
 _MOST_POINTS: Final = 5000
 _LINES: Final = 200
 
 
-class Site:
+class WebPages:
     """The pages and the API over the runs of one home."""
 
     def __init__(self, home: Path, *, csrf: str, read_only: bool) -> None:
         self._index = RunIndex(home)
-        self.streams = Streams(self._index)
+        self.streams = Feeds(self._index)
         self._csrf, self._read_only = csrf, read_only
 
     def app(self) -> Starlette:
@@ -155,10 +155,10 @@ def _why_not_stopped(run: Run) -> str:
 
 
 def _json(value: Any, status: int = 200) -> Response:
-    return Response(to_bytes(value), status, media_type="application/json")
+    return Response(to_json_bytes(value), status, media_type="application/json")
 
 
-def _stream(streams: Streams, paths: RunPaths | None) -> Response:
+def _stream(streams: Feeds, paths: RunPaths | None) -> Response:
     return StreamingResponse(streams.follow(paths), media_type="text/event-stream")
 
 

@@ -19,9 +19,9 @@ from tfcluster.rundir.snapshot import RunSnapshot, to_json_numbers
 from tfcluster.ui import history
 from tfcluster.ui.formats import (
     format_bytes,
-    format_count,
     format_duration,
     format_known,
+    format_large_rate,
     format_value,
 )
 from tfcluster.ui.render import Grid
@@ -212,8 +212,8 @@ _NUMBERS: Final[Mapping[str, Callable[[Results], str | None]]] = {
     "duration": lambda run: format_known(run.duration_s, format_duration),
     "first step": lambda run: format_known(run.first_step_s, format_duration),
     "step": lambda run: format_known(run.step, "{:,}".format),
-    "examples/s on average": lambda run: format_known(run.examples_per_second, format_count),
-    "steps/s on average": lambda run: format_known(run.steps_per_second, format_count),
+    "examples/s on average": lambda run: format_known(run.examples_per_second, format_large_rate),
+    "steps/s on average": lambda run: format_known(run.steps_per_second, format_large_rate),
     "restarts": lambda run: str(run.restarts),
     "peak memory": lambda run: format_known(run.peak_memory_bytes, format_bytes),
     "checkpoint": lambda run: run.checkpoint,

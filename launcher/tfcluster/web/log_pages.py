@@ -28,7 +28,7 @@ from tfcluster.rundir.task_logs import (
 )
 from tfcluster.ui.lines import sanitize
 from tfcluster.ui.native_lines import NativeFilter
-from tfcluster.web.run_data import is_own
+from tfcluster.web.run_data import is_plain
 
 MOST_LINES: Final = 2000
 _SCANNED_BYTES: Final = 16 * 1024 * 1024
@@ -127,7 +127,7 @@ def _find_files(paths: RunPaths, snapshot: RunSnapshot, query: Query) -> dict[st
     logs, files = RunLogs(paths.logs), list[_File]()
     for log in logs.discover():
         is_asked = query.attempt in (None, log.attempt) and label in (None, log.label)
-        if is_asked and is_own(log.path.parent, is_folder=True) and is_own(log.path):
+        if is_asked and is_plain(log.path.parent, is_folder=True) and is_plain(log.path):
             with contextlib.suppress(FileNotFoundError):  # `tfcluster rm` meanwhile
                 files.append(_open(log, snapshot, log is logs.tasks[log.label].newest))
     files.sort(key=lambda file: (file.log.attempt, rank(file.label)))

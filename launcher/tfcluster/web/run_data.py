@@ -37,7 +37,7 @@ _LAST_LINES = 40
 _OF_THE_RUN = ("run", "name", "started_at", "ended_at", "host", "background", "attempt")
 
 
-def to_bytes(value: Any) -> bytes:
+def to_json_bytes(value: Any) -> bytes:
     """Return JSON in ASCII, so that no string, whatever a task has put into it, can break it."""
     try:
         return json.dumps(value, allow_nan=False, separators=(",", ":"), default=dict).encode()
@@ -58,7 +58,7 @@ class RunIndex:
 
     def __init__(self, home: Path) -> None:
         self.home = home
-        self._files: dict[str, job_watch.StateFile] = {}
+        self._files: dict[str, job_watch.WatchedState] = {}
         self._rows: dict[str, tuple[RunSnapshot, Status, dict[str, Any]]] = {}
         self._lock = threading.Lock()
 
@@ -70,7 +70,7 @@ class RunIndex:
         """Return the paths of a run of this home; raises UnknownRunError for any other name."""
         paths = RunPaths.of(run_id, self.home)
         is_name = run_id not in ("", ".", "..") and "/" not in run_id and "\0" not in run_id
-        if is_name and is_own(paths.root, is_folder=True):
+        if is_name and is_plain(paths.root, is_folder=True):
             return paths
         raise UnknownRunError(f"there is no run {run_id!r}", fix="the first page lists all runs")
 
@@ -80,7 +80,7 @@ class RunIndex:
         with self._lock:
             for name in _names(self.folder):
                 paths = RunPaths.of(name, self.home)
-                if is_own(paths.root, is_folder=True) and (row := self._row(paths)):
+                if is_plain(paths.root, is_folder=True) and (row := self._row(paths)):
                     rows[name] = row
             for name in self._files.keys() - rows.keys():
                 del self._files[name]
@@ -89,7 +89,7 @@ class RunIndex:
 
     def _row(self, paths: RunPaths) -> dict[str, Any]:
         """Return the row of a run; empty for one that may just begin."""
-        file = self._files.setdefault(paths.run_id, job_watch.StateFile(paths))
+        file = self._files.setdefault(paths.run_id, job_watch.WatchedState(paths))
         snapshot = file.read()
         if snapshot is None:
             return _damaged_row(paths)
@@ -101,7 +101,7 @@ class RunIndex:
         return known[2]
 
 
-def is_own(path: Path, *, is_folder: bool = False) -> bool:
+def is_plain(path: Path, *, is_folder: bool = False) -> bool:
     """Return whether `path` is a regular file or a folder: no link, no pipe, no device."""
     try:
         mode = path.lstat().st_mode
@@ -321,5 +321,5 @@ def _describe_diagnosis(paths: RunPaths, snapshot: RunSnapshot) -> dict[str, Any
         }
     path = paths.root / (log or "")
     is_inside = path.resolve().is_relative_to(paths.root.resolve())  # the state may be foreign
-    lines = excerpt(path, _LAST_LINES) if is_inside and is_own(path) else ()
+    lines = excerpt(path, _LAST_LINES) if is_inside and is_plain(path) else ()
     return described | {"log": log, "lines_of": lines_of, "lines": lines}

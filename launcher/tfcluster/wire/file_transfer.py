@@ -29,7 +29,7 @@ from tfcluster.agent import catalogue as msg
 from tfcluster.agent.catalogue import Report
 from tfcluster.agent.message_fields import replace
 from tfcluster.agent.protocol import ProtocolError
-from tfcluster.wire.file_trees import Sent, announce
+from tfcluster.wire.file_trees import FileToSend, announce
 from tfcluster.wire.messages import FileSlice, RateLifted, Reconnected
 
 R = TypeVar("R", bound=msg.Report)
@@ -40,7 +40,7 @@ SendFile = Callable[[str, int, bytes], Awaitable[None]]
 
 _ACKNOWLEDGE_BYTES = 2 << 20
 """Bytes written here after which the node gets an acknowledgement and may send as many more."""
-SILENCE_S = 60.0
+FILES_SILENCE_S = 60.0
 """Seconds for which a connected node may answer nothing about files."""
 _STALLED_SILENCE_S = 5.0
 """Seconds for which a node that has exceeded its limit may do so again: less, to fail soon."""
@@ -247,7 +247,7 @@ class RemoteFiles:
     """The files of one node; every method may be used by several asyncio tasks at once."""
 
     def __init__(
-        self, send: Send, send_file: SendFile, *, node: str = "", silence_s: float = SILENCE_S
+        self, send: Send, send_file: SendFile, *, node: str = "", silence_s: float = FILES_SILENCE_S
     ) -> None:
         self._send, self._send_file = send, send_file
         self._last = self._hurries = 0
@@ -370,7 +370,7 @@ class RemoteFiles:
                 return end.sha512
 
     async def send_tree(
-        self, into: str, files: Sequence[Sent], *, keep: bool, unless_there: bool = False
+        self, into: str, files: Sequence[FileToSend], *, keep: bool, unless_there: bool = False
     ) -> int:
         """Make the node's folder `into` hold exactly `files`; return how many bytes were sent.
 
@@ -380,7 +380,9 @@ class RemoteFiles:
         order = msg.Receive(id=0, into=into, files=[], keep=keep, unless_there=unless_there)
         return await self._send_files(order, files)
 
-    async def add_files(self, into: str, files: Sequence[Sent], *, removed: Sequence[str]) -> int:
+    async def add_files(
+        self, into: str, files: Sequence[FileToSend], *, removed: Sequence[str]
+    ) -> int:
         """Add `files` to the node's folder `into`, then delete the paths in `removed`.
 
         Files are added in their order, each atomically; all others stay. Return how many bytes
@@ -389,7 +391,7 @@ class RemoteFiles:
         order = msg.Receive(id=0, into=into, files=[], adds=True, removed=[*removed])
         return await self._send_files(order, files)
 
-    async def _send_files(self, order: msg.Receive, files: Sequence[Sent]) -> int:
+    async def _send_files(self, order: msg.Receive, files: Sequence[FileToSend]) -> int:
         tree = await asyncio.to_thread(announce, files)
         sent = 0
         while True:

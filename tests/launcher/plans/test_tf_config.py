@@ -11,14 +11,14 @@ from tests.launcher.conftest import plan_of
 
 from tfcluster.plans.plan import (
     CheckpointPlan,
-    Kind,
+    JobKind,
     Plan,
     TaskId,
 )
 from tfcluster.plans.tf_config import Attempt, build, environment, fixed
 
 
-def a_plan(*tasks: str, kind: Kind = "training", directory: str | None = None) -> Plan:
+def a_plan(*tasks: str, kind: JobKind = "training", directory: str | None = None) -> Plan:
     """Return a plan of these tasks, each on its own port."""
     plan = plan_of(*tasks, kind=kind)
     placed = tuple(

@@ -18,7 +18,7 @@ from tfcluster.plans.plan import Command
 from tfcluster.preflight import rules
 from tfcluster.preflight.rules import Finding, Needs, PreflightReport
 from tfcluster.rundir.paths import RunPaths
-from tfcluster.supervision.connectivity import between
+from tfcluster.supervision.task_network import plan_dials
 from tfcluster.typed_json import from_json
 from tfcluster.ui.preflight_table import format_report
 
@@ -265,9 +265,9 @@ def test_a_node_is_asked_for_the_script_of_the_first_task_only(paths: RunPaths) 
     plan = replace(plan, tasks=tasks)
     nodes, ports = ["n0", "n1", "n2"], {task.id: 2222 for task in tasks}
     asked = [
-        probe_answers.order_for(plan, Site(node, paths.run_id, paths), between(plan, nodes, ports))[
-            "script"
-        ]
+        probe_answers.order_for(
+            plan, Site(node, paths.run_id, paths), plan_dials(plan, nodes, ports)
+        )["script"]
         for node in nodes
     ]
     assert asked == ["/job/train.py", None, "/job/train.py"]

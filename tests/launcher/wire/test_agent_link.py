@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tfcluster.agent import catalogue as msg
-from tfcluster.wire.link import AgentLink
+from tfcluster.wire.agent_link import AgentLink
 
 
 @pytest.mark.parametrize("says_goodbye", [False, True])

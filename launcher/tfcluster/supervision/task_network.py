@@ -46,7 +46,7 @@ class DialPlan:
         ]
 
 
-def between(plan: Plan, nodes: Sequence[str], ports: Mapping[TaskId, int]) -> DialPlan:
+def plan_dials(plan: Plan, nodes: Sequence[str], ports: Mapping[TaskId, int]) -> DialPlan:
     """Plan that each of `nodes` dials the tasks of the others whose `ports` are known."""
     on: dict[str, list[TaskPlan]] = defaultdict(list)
     for task in plan.tasks:

@@ -73,14 +73,18 @@ class AgentHandle:
         return False
 
 
-Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+ByteStreams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Connection = tuple[asyncio.StreamReader, protocol.Decoder, list[Frame]]
 """A fresh connection, and the frames that arrived with the agent's answer."""
-Dial = Callable[[], Awaitable[Streams]]  # opens a fresh byte stream to the agent; raises OSError
+Dial = Callable[[], Awaitable[ByteStreams]]
+"""Opens a fresh byte stream to the agent; raises OSError."""
 
 HELLO_TIMEOUT_S = 10.0
-FIRST_HELLO_S = 45.0  # for a remote node, which first unpacks and starts its agent
-PING_S, REDIAL_S, LONGEST_REDIAL_S = 2.0, 0.5, 5.0
+FIRST_HELLO_S = 45.0
+"""The time for the hello of a remote node, which first unpacks and starts its agent."""
+PING_S = 2.0
+"""Seconds between two pings to a remote agent."""
+REDIAL_S, LONGEST_REDIAL_S = 0.5, 5.0
 """`REDIAL_S`: the pause before another dial. It doubles up to `LONGEST_REDIAL_S` with each dial
 that fails, and with each connection that breaks before it has lasted for `STEADY_S`."""
 STEADY_S = 10.0
@@ -130,11 +134,12 @@ class AgentLink:
         self._is_closing = self._has_sent_shutdown = False
         self._fault = ""
         self.heard_goodbye = self.has_ended = False
-        """`has_ended`: no task that the agent started is alive, whatever its lease says."""
+        """`heard_goodbye`: the agent has said that it ends. `has_ended`: no task that it started is
+        alive, whatever its lease says."""
         self.welcome = msg.Welcome(pid=0, guard_pid=0)
         self.log_offsets: dict[str, int] = {}
         """Stream name → offset up to which log bytes have arrived; sent again on resuming."""
-        silence_s = min(file_transfer.SILENCE_S, lease_s or file_transfer.SILENCE_S)
+        silence_s = min(file_transfer.FILES_SILENCE_S, lease_s or file_transfer.FILES_SILENCE_S)
         self.files = RemoteFiles(self.send, self.send_file, node=hello.node, silence_s=silence_s)
         """File transfer with the node, if it shares no file system with the coordinator."""
 
