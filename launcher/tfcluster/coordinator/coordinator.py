@@ -26,7 +26,7 @@ from tfcluster.coordinator.starter import Launch
 from tfcluster.coordinator.startup import Startup
 from tfcluster.coordinator.takeover import leave_if_replaced
 from tfcluster.coordinator.task_stacks import TaskStacks
-from tfcluster.errors import JobEndedError, SetupError, join_first
+from tfcluster.errors import JobEndedError, SetupError, join_first, signal_name
 from tfcluster.node_loss import NodeLoss
 from tfcluster.nodes.hub import Hub, OpenNodes
 from tfcluster.nodes.reports import (
@@ -49,7 +49,6 @@ from tfcluster.rundir.states import Status
 from tfcluster.rundir.task_logs import last_line, last_text
 from tfcluster.supervision import decisions as do
 from tfcluster.supervision.decisions import Outcome, StopRequest
-from tfcluster.supervision.failure import signal_name
 from tfcluster.supervision.restarting import REACH_S
 from tfcluster.supervision.supervisor import Supervisor
 

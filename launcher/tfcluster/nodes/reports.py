@@ -14,6 +14,7 @@ from tfcluster.agent import budgets
 from tfcluster.agent import catalogue as msg
 from tfcluster.agent.message_fields import Event, parse, replace
 from tfcluster.agent.tasks.host_network_spawner import PREPARE as PREPARE
+from tfcluster.errors import signal_name
 from tfcluster.node_loss import NodeLoss
 from tfcluster.plans.plan import TaskId
 from tfcluster.rundir import chaos
@@ -21,7 +22,6 @@ from tfcluster.rundir import events as ev
 from tfcluster.rundir.chaos import Fault
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.snapshot import RunSnapshot
-from tfcluster.supervision.failure import signal_name
 from tfcluster.supervision.gang import Gang
 from tfcluster.wire.messages import LinkBack, LinkCut
 

@@ -28,7 +28,7 @@ def first_state(plan: Plan, paths: RunPaths, identity: ProcessIdentity, now: flo
             TaskSnapshot(task=str(task.id), node=task.node, address=task.address)
             for task in plan.tasks
         ],
-        is_synchronous=plan.strategy == "multi_worker_mirrored" and plan.kind == "training",
+        is_synchronous=plan.is_synchronous,
         by_hand={str(task.id): task.address for task in plan.by_hand},
         host=identity.host,
         boot_id=identity.boot_id,

@@ -318,5 +318,4 @@ def describe_failure(state: RunSnapshot) -> tuple[str, str]:
     cause = (state.diagnosis or {}).get("root_cause", {})
     why = state.reason or (f"{cause['task']}: {cause['reason']}" if "reason" in cause else "")
     fix = state.hint or cause.get("hint") or f"`tfcluster logs {state.run}` shows the output"
-    status = str(state.status).replace("_", " ")
-    return f"{state.run}: {status}" + (f": {why}" if why else ""), fix
+    return f"{state.run}: {state.status.words}" + (f": {why}" if why else ""), fix

@@ -269,8 +269,7 @@ class Alerts:
     @property
     def _workers(self) -> list[Member]:
         """The tasks that train one model together, if those of the plan are meant to."""
-        plan = self.gang.plan
-        is_meant = plan.kind == "training" and plan.strategy == "multi_worker_mirrored"
+        is_meant = self.gang.plan.is_synchronous
         return self.gang.members(lambda member: member.trains_together) if is_meant else []
 
     def _new(self, kind: AlertKind, message: str | None, *, fix: str = "") -> Iterator[ev.Alert]:

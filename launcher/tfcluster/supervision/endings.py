@@ -61,8 +61,8 @@ class AttemptEnd:
     """The run's id, for the commands in its messages."""
     stage: Stage = Stage.STARTING
     verdict: Next = Next.GO_ON
-    timers: dict[str, float] = field(default_factory=dict)
-    """Timer → when it is due; those of one task are called ``NAME TASK``."""
+    timers: dict[tuple[str, str], float] = field(default_factory=dict)
+    """The kind of a timer, and its task or an empty string → when it is due."""
     orders: list[Action] = field(default_factory=list)
     """The orders that the coordinator has not taken yet."""
     why_end: str = ""
@@ -78,11 +78,6 @@ class AttemptEnd:
     @property
     def policy(self) -> Supervision:
         return self.plan.supervision
-
-    @property
-    def forms_gang(self) -> bool:
-        """False for `plain` tasks, which wait for no other."""
-        return self.plan.kind != "plain"
 
     @property
     def is_training(self) -> bool:
@@ -105,8 +100,10 @@ class AttemptEnd:
 
     # -- orders and timers ------------------------------------------------------------------
 
-    def record(self, event: Event) -> None:
-        self.orders.append(Record(event))
+    def record(self, event: Event | None) -> None:
+        """Have an event recorded, if there is one."""
+        if event is not None:
+            self.orders.append(Record(event))
 
     def record_all(self, events: Iterable[Event]) -> None:
         self.orders += map(Record, events)
@@ -152,28 +149,32 @@ class AttemptEnd:
     def take_stacks(self) -> list[str]:
         """Order the stacks of hooked tasks that run; return these tasks."""
         hooked = [member for member in self.gang.running() if member.is_hooked]
-        hooked.sort(key=lambda m: (m.step if m.step is not None else -1, m.heard_at or 0.0))
+        hooked.sort(key=lambda member: member.advance)
         tasks = defaultdict[str, list[str]](list)
         for member in hooked[:_MOST_STACKS]:
             tasks[member.node].append(member.name)
         self.orders += [AskForStacks(node, tuple(names)) for node, names in tasks.items()]
         return [name for names in tasks.values() for name in names]
 
-    def set_timer(self, name: str, at: float | None) -> None:
-        """Set timer `name` to `at`, or clear it if `at` is None."""
+    def set_timer(self, kind: str, at: float | None, task: str = "", *, anew: bool = True) -> None:
+        """Set a timer to `at`, or clear it if `at` is None; one that runs stays unless `anew`."""
         if at is None:
-            self.timers.pop(name, None)
-        else:
-            self.timers[name] = at
+            self.timers.pop((kind, task), None)
+        elif anew or (kind, task) not in self.timers:
+            self.timers[kind, task] = at
 
-    def keep_timers(self, *names: str) -> None:
-        """Clear all timers but `names` and those of evaluators that are stopped (SIGSTOP).
+    def has_timer(self, kind: str) -> bool:
+        return (kind, "") in self.timers
+
+    def keep_timers(self, *kinds: str) -> None:
+        """Clear all timers but `kinds` and those of evaluators that are stopped (SIGSTOP).
 
         An evaluator goes on when the gang is stopped. A task that waits for its restart starts with
         the next gang, so restart timers are cleared.
         """
-        kept = {*names, *(f"frozen {m.id}" for m in self.gang if not m.is_core)}
-        self.timers = {name: at for name, at in self.timers.items() if name in kept}
+        kept = {(kind, "") for kind in kinds}
+        kept |= {("frozen", member.name) for member in self.gang if not member.is_core}
+        self.timers = {timer: at for timer, at in self.timers.items() if timer in kept}
 
     def watch_agents(self) -> None:
         """Set the timer by which agents must have reported the ordered starts and stops."""
@@ -254,7 +255,8 @@ class AttemptEnd:
             self.take_stacks()
             self.set_timer("start", None)
             self.set_timer("stall", None)
-            self.timers["stacks"], self.why_end = now + STACKS_S, verdict.why_end
+            self.set_timer("stacks", now + STACKS_S)
+            self.why_end = verdict.why_end
         elif verdict.outcome is not None:
             if not verdict.blamed:
                 self.diagnose()
@@ -279,7 +281,7 @@ class AttemptEnd:
         It is `cause` if that is not among the failures of the attempt: a node was not reached
         afterwards.
         """
-        core = [] if self.plan.kind == "plain" else self.gang.core()
+        core = self.gang.core() if self.plan.forms_gang else []
         failures = self._failures
         event = verdicts.diagnosis(
             failures if cause is None or cause in failures else [cause],
@@ -288,8 +290,7 @@ class AttemptEnd:
             not_restarted=not_restarted,
             state=self.alerts.messages.get(AlertKind.STATES_DIFFER, ""),
         )
-        if event is not None:
-            self.record(event)
+        self.record(event)
 
     @property
     def _failures(self) -> list[Failure]:

@@ -14,6 +14,7 @@ from pathlib import PurePath
 from typing import Any, Final
 
 from tfcluster import kinds
+from tfcluster.errors import signal_name
 from tfcluster.node_loss import LossNature
 from tfcluster.plans.keras_settings import SWITCH, KerasPatch
 from tfcluster.supervision import log_errors
@@ -462,10 +463,3 @@ def describe_exception(raised: log_errors.RaisedError, traceback: str = "") -> s
 
 def _location(raised: log_errors.RaisedError) -> str:
     return "" if raised.file is None else f"{PurePath(raised.file).name}:{raised.line}"
-
-
-def signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

@@ -192,6 +192,10 @@ class Gang:
         return [next(iter(members.values())) for members in self._alike.values()]
 
     @property
+    def chief_member(self) -> Member | None:
+        return self.get(str(self.chief))
+
+    @property
     def attempt(self) -> int:
         """The highest attempt number of any member."""
         return max(member.attempt for member in self)
@@ -204,13 +208,12 @@ class Gang:
     @property
     def is_nearly_over(self) -> bool:
         """True if a trainer has ended, or the chief has taken the last step that it announced."""
-        chief = self.get(str(self.chief))
+        chief = self.chief_member
         return any(m.is_over and m.is_core for m in self) or (chief is not None and chief.is_done)
 
     def judge(self) -> Next:
         """Return the next step of the run."""
-        chief = self.get(str(self.chief))
-        return judge(self.distinct, chief=chief, gang=self.plan.kind != "plain")
+        return judge(self.distinct, chief=self.chief_member, forms_gang=self.plan.forms_gang)
 
     def members(self, fits: Callable[[Member], bool]) -> list[Member]:
         """Return the members that fit, in the plan's order; `fits` looks at their standing only."""
@@ -285,7 +288,7 @@ class Gang:
 
         `exists` is asked about a path of this machine: other nodes are not asked.
         """
-        path, chief = self.saved_model, self.get(str(self.chief))
+        path, chief = self.saved_model, self.chief_member
         if path is None or chief is None or not self.plan.node(chief.node).is_here or exists(path):
             return None
         return (

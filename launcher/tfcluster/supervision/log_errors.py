@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -125,13 +125,23 @@ def parse_exception(log: str) -> RaisedError | None:
     at = next((n for n, line in enumerate(lines) if n and _HEAD.match(line)), None)
     if at is None or (head := _HEAD.match(lines[at])) is None or len(lines) - at > _AFTER:
         return None
-    frames = [(m[1], int(m[2])) for line in lines[:at] if (m := _FRAME.match(line))]
-    user_frames = [frame for frame in frames if not is_foreign(frame[0])] or frames
+    frames = _frames(lines[:at])
+    user_frames = _user_frames(frames)
     # A SyntaxError's last frame is the place where Python stopped reading.
     chosen = frames if _SYNTAX.match(lines[at]) else user_frames
     file, line = chosen[-1] if chosen else (None, None)
     message = "\n".join([head[2] or "", *lines[at + 1 :]]).strip()
     return RaisedError(head[1], message, file, line)
+
+
+def _frames(lines: Iterable[str]) -> list[tuple[str, int]]:
+    """Return file and line of each frame that a traceback's lines name."""
+    return [(m[1], int(m[2])) for line in lines if (m := _FRAME.match(line))]
+
+
+def _user_frames(frames: list[tuple[str, int]]) -> list[tuple[str, int]]:
+    """Return those in the user's own code; all if none is."""
+    return [frame for frame in frames if not is_foreign(frame[0])] or frames
 
 
 def before_crash(log: str) -> str:
@@ -152,11 +162,8 @@ def parse_crash(log: str) -> RaisedError | None:
         return None
     threads = re.split(r"^(?=(?:Thread|Current thread) 0x|Stack \()", dump, flags=re.MULTILINE)[1:]
     crashed = [thread for thread in threads if thread.startswith("Current")] or threads[-1:]
-    frames = [
-        (m[1], int(m[2])) for line in "".join(crashed).splitlines() if (m := _FRAME.match(line))
-    ]
-    user_frames = [frame for frame in frames if not is_foreign(frame[0])] or frames
-    file, line = user_frames[0] if user_frames else (None, None)
+    frames = _frames("".join(crashed).splitlines())
+    file, line = next(iter(_user_frames(frames)), (None, None))
     return RaisedError(head[1].lower(), "", file, line)
 
 

@@ -167,6 +167,11 @@ class Member:
         return self.step if self.is_core else self.evaluated_step
 
     @property
+    def advance(self) -> tuple[int, float]:
+        """The order of tasks, the one furthest behind first: by step, then by the last report."""
+        return (-1 if self.step is None else self.step), self.heard_at or 0.0
+
+    @property
     def is_collateral(self) -> bool:
         """True if it failed, and its output says that another task's end caused this."""
         return self.failure is not None and self.failure.is_collateral

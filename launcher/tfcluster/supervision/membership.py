@@ -34,8 +34,7 @@ class Absence(Enum):
 
 def can_resize(plan: Plan) -> bool:
     """Return whether a gang of `plan` can have fewer workers, and more again."""
-    is_whole = not (plan.joins or plan.by_hand)
-    return is_whole and plan.kind == "training" and plan.strategy == "multi_worker_mirrored"
+    return plan.is_synchronous and not (plan.joins or plan.by_hand)
 
 
 def count_of(workers: int) -> str:

@@ -168,7 +168,7 @@ class Restarter:
             return
         self.gang.put(replace(member, is_restart_due=True))
         if self.end.is_training:
-            self.end.timers[f"restart {task}"] = now + verdict.delay_s
+            self.end.set_timer("restart", now + verdict.delay_s, task)
         self._record(member.id, failure.reason, verdict, attempt=member.attempt + 1)
 
     def _is_needed(self, member: Member) -> bool:
@@ -196,7 +196,7 @@ class Restarter:
         """Cancel the starts and restarts of the tasks that fit; see `Gang.members`."""
         for member in self.gang.members(fits):
             self.gang.put(replace(member, is_restart_due=False, is_cancelled=True))
-            self.end.timers.pop(f"restart {member.name}", None)
+            self.end.set_timer("restart", None, member.name)
 
     # -- lost nodes -----------------------------------------------------------------------
 
@@ -325,7 +325,7 @@ class Restarter:
         is_at_work = (
             self.end.is_training and self.end.outcome is None and self.end.verdict is Next.GO_ON
         )
-        if not is_at_work or self.end.next_attempt is not None or "stacks" in self.end.timers:
+        if not is_at_work or self.end.next_attempt is not None or self.end.has_timer("stacks"):
             return
         joining = [task for task in self.membership.due_to_join(now) if task.job in TRAINERS]
         if joining and not self.gang.is_nearly_over:
@@ -344,8 +344,13 @@ class Restarter:
 
     def _order_planned(self, now: float) -> None:
         """Order the planned restart, unless the chief has finished before it was asked to stop."""
-        chief = self.gang[str(self.gang.chief)]
-        if chief.is_ok and chief.exit is not None and chief.exit.ended_by == "itself":
+        chief = self.gang.chief_member
+        if (
+            chief is not None
+            and chief.is_ok
+            and chief.exit is not None
+            and chief.exit.ended_by == "itself"
+        ):
             self.end.stage = Stage.TRAINING  # which ends now, as the chief has succeeded
             return
         self.membership.take_back(self.membership.due_to_join(now), now)

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from tfcluster.agent import catalogue as msg
+from tfcluster.errors import signal_name
 from tfcluster.plans.plan import Supervision
 from tfcluster.rundir import events as ev
 from tfcluster.supervision import stalls
-from tfcluster.supervision.failure import signal_name
 from tfcluster.supervision.gang import Gang
 from tfcluster.supervision.stalls import Activity, Position, Stall
 
@@ -129,8 +129,7 @@ class Silence:
                 if since is not None:
                     self.longest_gap_s = max(self.longest_gap_s, now - since)
                 before = self._usual
-                usual = before.after(report, now) if before else UsualStep.of(report, now)
-                self._usual = usual
+                self._usual = before.after(report, now) if before else UsualStep.of(report, now)
                 self.heard_at = now
             case msg.TaskReady() if self._ready_at is None:
                 self._ready_at = now

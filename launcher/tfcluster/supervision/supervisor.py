@@ -141,7 +141,7 @@ class Supervisor:
         self.gang.number, budgets.newest = attempt, newest or Newest()
         budgets.carry_over(restarts, last_attempt=attempt)
         if (deadline_s := self.end.policy.run_deadline_s) is not None:
-            self.end.timers["run"] = now + max(0.0, deadline_s - ran_s)
+            self.end.set_timer("run", now + max(0.0, deadline_s - ran_s))
 
     def begin(self, number: int, members: tuple[TaskId, ...]) -> list[TaskId]:
         """Begin attempt `number`; return the tasks to start, without an evaluator that runs."""
@@ -202,7 +202,7 @@ class Supervisor:
         if member.is_core and ended.is_ok and self.end.is_training:
             self.silence.note_end(now)
             self._end_stall(now)
-        self.end.set_timer(f"frozen {event.task}", None)
+        self.end.set_timer("frozen", None, event.task)
         self.restarting.revive(event.task, now)
         self._react(now)
 
@@ -213,7 +213,7 @@ class Supervisor:
         self.gang.note_report(member, report, now)
         self.end.record_all(self.alerts.of_report(report))
         if isinstance(report, msg.Trains) and self.alerts.seem_alone:
-            self.end.timers.setdefault("alone", now + ALONE_S)
+            self.end.set_timer("alone", now + ALONE_S, anew=False)
         if isinstance(report, (msg.Progress, msg.Weights)):
             self._note_losses(member, report, now)
         if isinstance(report, msg.Saved) and member.id == self.gang.chief:
@@ -227,16 +227,16 @@ class Supervisor:
     def froze(self, task: str, attempt: int, signal: int, now: float) -> None:
         """Note that a signal has stopped the task's process."""
         member = self.gang.get(task, attempt)
-        if member is not None and member.is_running and self.end.forms_gang:
+        if member is not None and member.is_running and self.plan.forms_gang:
             self.gang.put(replace(member, frozen_by=signal))
-            self.end.timers[f"frozen {task}"] = now + FROZEN_S
+            self.end.set_timer("frozen", now + FROZEN_S, task)
             self._react(now)
 
     def thawed(self, task: str, attempt: int) -> None:
         """Note that a stopped process runs again."""
         if (member := self.gang.get(task, attempt)) is not None:
             self.gang.put(replace(member, frozen_by=None))
-            self.end.set_timer(f"frozen {task}", None)
+            self.end.set_timer("frozen", None, task)
 
     def suspended(self, seconds: float, now: float) -> None:
         """Note that nothing of the run has run for so long, until now; `now` does not count it."""
@@ -253,7 +253,7 @@ class Supervisor:
         needed = [self.gang[task] for task in lost if not self.gang[task].is_cancelled]
         if self.end.stage is Stage.STARTING:
             self.restarting.lose_start(loss_of(self.plan, node, node, loss), now)
-        elif self.end.forms_gang and any(member.is_core for member in needed):
+        elif self.plan.forms_gang and any(member.is_core for member in needed):
             self.end.end_gang("a node is lost", now)
         for task in lost:
             self.restarting.revive(task, now)
@@ -282,10 +282,10 @@ class Supervisor:
             self.restarting.lose_start(lost, now)
         elif self.outcome is None and end.is_training:
             leaving = [member for member in self.gang.running() if member.node == node]
+            kind = kind_of_leaving(loss.nature)
             for member in leaving:
-                kind = kind_of_leaving(loss.nature)
                 self.gang.blame(member, kind, loss.reason, loss=loss.nature)
-            if end.forms_gang and any(member.is_core for member in leaving):
+            if self.plan.forms_gang and any(member.is_core for member in leaving):
                 end.end_gang(f"{node} is leaving", now, grace_s=None)
             else:
                 blamed = [self.gang[member.name] for member in leaving]
@@ -379,11 +379,11 @@ class Supervisor:
 
         That is asked for where a start or a silence takes too long.
         """
-        core, start = self.gang.core(), self.end.timers.get("start")
+        core, start = self.gang.core(), self.end.timers.get(("start", ""))
         if start is not None and start <= now:
             limit_s, absent = self.end.policy.start_deadline_s, self.absent
             self.end.act_on(verdicts.blame_missing(core, limit_s, last_lines, now, absent), now)
-        elif "stall" in self.end.timers:
+        elif self.end.has_timer("stall"):
             self.silence.note_output(last_output)
             due, since = self.silence.deadline(self.end.policy), self.silence.heard_at
             is_due = due is not None and due <= now
@@ -411,10 +411,10 @@ class Supervisor:
     def tick(self, now: float) -> None:
         """Act on the timers that are due, earliest first, but for those that one of them ends."""
         timers = self.end.timers
-        for at, name in sorted((at, name) for name, at in timers.items() if at <= now):
-            if self.end.timers.get(name) == at:
-                del self.end.timers[name]
-                self._act_on_timer(name, now)
+        for at, timer in sorted((at, timer) for timer, at in timers.items() if at <= now):
+            if self.end.timers.get(timer) == at:
+                del self.end.timers[timer]
+                self._act_on_timer(*timer, now)
         self._react(now)
 
     # -- reactions ------------------------------------------------------------------------------
@@ -426,7 +426,7 @@ class Supervisor:
         self._blame_suspension(now)
         self._probe_links_once()
         if self.end.next_attempt is None:
-            if self.end.is_training and "stacks" not in self.end.timers:
+            if self.end.is_training and not self.end.has_timer("stacks"):
                 self._follow(self.gang.judge(), now)
             if self.end.is_training:
                 self._set_deadlines()
@@ -438,7 +438,7 @@ class Supervisor:
         failures = self.gang.failures
         if self.resumed_at is None or now > self.resumed_at + AFTER_SUSPENSION_S or not failures:
             return
-        if self.end.forms_gang and all(failure.is_collateral for failure in failures):
+        if self.plan.forms_gang and all(failure.is_collateral for failure in failures):
             description = (
                 f"the run was suspended for {self.suspended_s:.0f} s, and its tasks then took each"
                 " other for dead"
@@ -451,7 +451,7 @@ class Supervisor:
         This happens once per attempt and at once: the links may work again soon.
         """
         failures = self.gang.failures
-        if not failures or self.has_probed_links or not self.end.forms_gang:
+        if not failures or self.has_probed_links or not self.plan.forms_gang:
             return
         if task_network.can_break(self.plan) and all(
             failure.is_collateral or failure.kind is Kind.LATE for failure in failures
@@ -462,26 +462,26 @@ class Supervisor:
     def _follow(self, verdict: Next, now: float) -> None:
         if verdict is not self.end.verdict:  # the timers of the earlier verdict no longer apply
             self.end.verdict = verdict
-            for name in ("cause", "late", "finishing", "positions"):
-                self.end.timers.pop(name, None)
+            for kind in ("cause", "late", "finishing", "positions"):
+                self.end.set_timer(kind, None)
             self.positions = None  # those that were asked for because of a silence
             if self.end.is_finishing and self.end.policy.finish_grace_s > FINISHING_S:
-                self.end.timers["finishing"] = now + FINISHING_S
+                self.end.set_timer("finishing", now + FINISHING_S)
         match verdict:
             case Next.FAIL if verdicts.leaves_preempted(self.gang.core()):
-                self.end.timers.setdefault("cause", now + self.end.policy.grace_s)
+                self.end.set_timer("cause", now + self.end.policy.grace_s, anew=False)
             case Next.FAIL:
                 self.end.end_gang("another task failed", now)
             case Next.AWAIT_CAUSE if frozen := self.gang.frozen():
                 self.end.act_on(verdicts.blame_frozen(frozen[0]), now)
             case Next.AWAIT_CAUSE:
-                self.end.timers.setdefault("cause", now + CAUSE_WAIT_S)
+                self.end.set_timer("cause", now + CAUSE_WAIT_S, anew=False)
             case Next.DESERTED:
                 wait_s = verdicts.deserted_grace_s(self.plan, self.gang.core())
-                self.end.timers.setdefault("late", now + wait_s)
+                self.end.set_timer("late", now + wait_s, anew=False)
             case Next.FINISH:
                 self._finish(now)
-            case Next.FAILED if self.gang.failures and self.end.forms_gang:
+            case Next.FAILED if self.gang.failures and self.plan.forms_gang:
                 self.gang.explain_lone_work()
                 self.end.end_gang("all have ended", now)
             case Next.SUCCEED | Next.FAILED:
@@ -495,21 +495,21 @@ class Supervisor:
             return
         self.end.stop_tasks(self.gang.idle(), "the chief has finished", now)
         for member in self.gang.done_evaluators(self._last_step):
-            self.end.timers.setdefault(f"satisfied {member.name}", now + EVALUATOR_S)
+            self.end.set_timer("satisfied", now + EVALUATOR_S, member.name, anew=False)
         if not any(member.is_core and member.is_awaited for member in self.gang.distinct):
-            self.end.timers.setdefault("late", now + self.end.policy.finish_grace_s)
+            self.end.set_timer("late", now + self.end.policy.finish_grace_s, anew=False)
 
     def _set_deadlines(self) -> None:
         """Set the start and stall deadlines anew; while a run finishes, `finish_grace_s` counts."""
         self.end.set_timer("hint", self._hint_due())
         goes_on, silence = self.end.verdict is Next.GO_ON, self.silence
-        if goes_on and "stacks" in self.end.timers:
+        if goes_on and self.end.has_timer("stacks"):
             return
         is_explained = self.positions is None  # else the tasks' stacks are awaited
         self.end.set_timer(
             "quiet", silence.stall_due(self.end.policy) if goes_on and is_explained else None
         )
-        is_limited = goes_on and self.end.forms_gang
+        is_limited = goes_on and self.plan.forms_gang
         self.end.set_timer("start", self._start_due() if is_limited else None)
         self.end.set_timer(
             "stall", silence.deadline(self.end.policy) if is_limited and is_explained else None
@@ -532,9 +532,8 @@ class Supervisor:
             return None  # a tuner that joins after the search waits until the run is over
         return since + self.end.policy.start_deadline_s
 
-    def _act_on_timer(self, timer: str, now: float) -> None:
+    def _act_on_timer(self, kind: str, task: str, now: float) -> None:
         """Act on a timer that is due."""
-        kind, _, task = timer.partition(" ")
         member = self.gang.get(task)
         match kind:
             case "agents":
@@ -567,7 +566,9 @@ class Supervisor:
             case "restart" if member is not None:
                 self.restarting.restart_alone(member)
             case "frozen" if member is not None and member.is_running:
-                if not (self.end.is_finishing or member.is_stopping or "stacks" in self.end.timers):
+                if not (
+                    self.end.is_finishing or member.is_stopping or self.end.has_timer("stacks")
+                ):
                     self.end.act_on(verdicts.blame_frozen(member), now)
             case _:
                 self._act_on_verdict_timer(kind, member, now)
@@ -599,7 +600,7 @@ class Supervisor:
         """Have all stacks taken: too much time has passed without a step, or an end."""
         self.positions, self.load = dict.fromkeys(self.end.take_stacks()), 0.0
         if self.positions:
-            self.end.timers["positions"] = now + STACKS_WAIT_S
+            self.end.set_timer("positions", now + STACKS_WAIT_S)
         else:
             self._judge_positions(now)
 
@@ -611,8 +612,7 @@ class Supervisor:
             self._end_late(positions, now)
         elif self.end.verdict is Next.GO_ON:
             policy, load = self.end.policy, self.load
-            stalled = self.silence.judge(positions, self.gang, policy, load, now)
-            self.end.record_all(filter(None, [stalled]))
+            self.end.record(self.silence.judge(positions, self.gang, policy, load, now))
 
     def _end_late(self, positions: Mapping[str, Position], now: float) -> None:
         """Stop all tasks that still run `finish_grace_s` after the chief's success.
@@ -648,14 +648,14 @@ class Supervisor:
     @property
     def _last_step(self) -> int | None:
         """The step of the last checkpoint, which may be reported but not yet gathered."""
-        chief = self.gang.get(str(self.gang.chief))
+        chief = self.gang.chief_member
         steps = (self.restarting.budgets.newest.step, chief.saved_step if chief else None)
         return max((step for step in steps if step is not None), default=None)
 
     def _end_stall(self, now: float) -> None:
         """Record that the run goes on, if it is stalled: a task has reported work or has ended."""
         if self.end.is_training:
-            self.end.record_all(filter(None, [self.silence.end_stall(now)]))
+            self.end.record(self.silence.end_stall(now))
 
     def _note_losses(self, member: Member, report: msg.Progress | msg.Weights, now: float) -> None:
         """Record that a loss has become NaN or infinite; with `stop_on_nan` that ends the run."""

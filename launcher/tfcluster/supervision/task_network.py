@@ -13,6 +13,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil
 from typing import Any
 
 from tfcluster.agent import foreign_json
@@ -56,7 +57,7 @@ def plan_dials(plan: Plan, nodes: Sequence[str], ports: Mapping[TaskId, int]) ->
     callers: dict[TaskId, list[str]] = {task: [] for task in ports}
     for target, tasks in on.items():
         others = [name for name in nodes if name != target]
-        share = len(tasks) if len(ports) <= _ALL_OF else -(-len(tasks) // max(1, len(others)))
+        share = len(tasks) if len(ports) <= _ALL_OF else ceil(len(tasks) / max(1, len(others)))
         for place, caller in enumerate(others):
             for number in range(place * share, (place + 1) * share):
                 task = tasks[number % len(tasks)]

@@ -19,12 +19,13 @@ from tfcluster.errors import (
     SetupError,
     TfclusterError,
     join_first,
+    signal_name,
 )
 from tfcluster.plans.plan import Plan, TaskPlan
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.states import Status
 from tfcluster.supervision.decisions import Outcome
-from tfcluster.supervision.failure import CIRCUMSTANCES, Failure, Kind, signal_name
+from tfcluster.supervision.failure import CIRCUMSTANCES, Failure, Kind
 from tfcluster.supervision.member import Member
 from tfcluster.supervision.stalls import Stall
 
@@ -341,9 +342,7 @@ def blame_stalled(core: Sequence[Member], silent_s: float, stall: Stall | None) 
         return Blame(Kind.FROZEN, [(stopped[0], why)], why)
     causes = stall.causes if stall is not None else ()
     named = [member for member in running if member.name in causes]
-    last = min(
-        named or running, key=lambda m: (m.step if m.step is not None else -1, m.heard_at or 0.0)
-    )
+    last = min(named or running, key=lambda member: member.advance)
     steps = ", ".join(f"{m.id} at step {m.step}" for m in running if m.step is not None)
     description = f"no progress and no output of any task for {silent_s:.0f} s ({steps})"
     if stall is not None:

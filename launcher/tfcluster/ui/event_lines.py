@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tfcluster.errors import join_first
+from tfcluster.errors import join_first, signal_name
 from tfcluster.supervision import log_errors
-from tfcluster.ui.formats import format_bytes, format_duration, format_exit, signal_name
+from tfcluster.ui.formats import format_bytes, format_duration, format_exit
 from tfcluster.ui.history import (
     format_checkpoint,
     format_gathering,

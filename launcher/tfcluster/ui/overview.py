@@ -14,7 +14,7 @@ from rich.text import Text
 from tfcluster.backends.job_watch import WatchedState
 from tfcluster.rundir.figures import figures_of
 from tfcluster.rundir.paths import RunPaths, home
-from tfcluster.rundir.snapshot import RunSnapshot, to_json_numbers
+from tfcluster.rundir.snapshot import RunSnapshot
 from tfcluster.ui.job_control import JobControl, single_keys
 from tfcluster.ui.panels import runs_grid
 from tfcluster.ui.render import part_lines
@@ -51,24 +51,15 @@ class LiveRuns:
 
 def describe(run: RunSnapshot, *, now: float) -> dict[str, Any]:
     """Return the facts of one run for JSON; numbers that are not known are None."""
-    figures = figures_of(run)
-    return {
+    about = {
         "run": run.run,
         "name": run.name,
         "status": str(run.status),
         "elapsed_s": round(now - run.started_at, 3),
         "attempt": run.attempt,
         "tasks": len(run.tasks),
-        "step": figures.step,
-        "total_steps": figures.total_steps,
-        "epoch": figures.epoch,
-        "epochs": figures.epochs,
-        "eta_s": figures.eta_s,
-        "metrics": to_json_numbers(figures.metrics),
-        f"{figures.unit}_per_second": figures.rate,
-        "rss_bytes": figures.rss_bytes,
-        "cores": figures.cores,
     }
+    return about | figures_of(run).to_json()
 
 
 def watch(runs: LiveRuns, terminal: Terminal) -> None:

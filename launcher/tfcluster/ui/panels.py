@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from tfcluster.errors import count_names
+from tfcluster.errors import count_names, signal_name
 from tfcluster.rundir.figures import Figures, figures_of
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.snapshot import RunSnapshot, TaskSnapshot, is_done_trial
@@ -25,7 +25,6 @@ from tfcluster.ui.formats import (
     format_rate,
     format_value,
     plural,
-    signal_name,
 )
 from tfcluster.ui.render import GAP, UNLIMITED, Facts, Grid, Panel, Part, Verbatim
 

@@ -124,14 +124,15 @@ def current_status(snapshot: RunSnapshot) -> Status:
 
 def _describe_row(snapshot: RunSnapshot, status: str) -> dict[str, Any]:
     row: dict[str, Any] = {name: getattr(snapshot, name) for name in _OF_THE_RUN}
-    code = f" ({snapshot.exit_code})" if snapshot.exit_code else ""
+    exit_code = f" ({snapshot.exit_code})" if snapshot.exit_code else ""
     gathering = ", gathering" if snapshot.gathering else ""
     row |= {
         "status": str(status),
-        "status_text": f"{str(status).replace('_', ' ')}{code}{gathering}",
+        "status_text": f"{str(status).replace('_', ' ')}{exit_code}{gathering}",
+        "tasks": len(snapshot.tasks),
+        "restarts": len(snapshot.restarts),
+        "reason": history.format_short_reason(snapshot),
     }
-    row |= {"tasks": len(snapshot.tasks), "restarts": len(snapshot.restarts)}
-    row["reason"] = history.format_short_reason(snapshot)
     return row | figures_of(snapshot).to_json()
 
 
@@ -257,7 +258,7 @@ def describe_report(paths: RunPaths, *, now: float) -> dict[str, Any]:
     return about | run | {"history": describe_history(paths)}
 
 
-def describe_history(paths: RunPaths, *, most: int = 600) -> dict[str, Any]:
+def describe_history(paths: RunPaths, *, most: int = series.POINTS) -> dict[str, Any]:
     """Return the curves of a run, each with at most `most` points, and its timeline."""
     history = series.read_history(paths, most=most).to_json()
     return history | {"timeline": [describe_moment(moment) for moment in history["timeline"]]}

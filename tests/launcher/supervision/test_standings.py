@@ -58,7 +58,7 @@ def test_counts_agree_with_a_scan_of_all_members(seed: int) -> None:
         }
         assert {one.standing for one in gang.distinct} == {member.standing for member in members}
         assert len(gang.distinct) == len({member.standing for member in members})
-        assert gang.judge() is judge(members, chief=gang["worker:0"], gang=True)
+        assert gang.judge() is judge(members, chief=gang["worker:0"], forms_gang=True)
 
 
 def test_the_cost_of_an_event_does_not_depend_on_the_size_of_the_gang(
