@@ -106,9 +106,9 @@ def _left_early(member: Member, waiting: Member) -> str:
     """Return how a task that has ended left the training; an empty string if it did its part."""
     if (doubt := member.doubts.get("fit")) is not None:
         at = _steps_of(member)
-        why = {None: "", "SystemExit": " with sys.exit"}.get(doubt.exception)
-        why = f" with {_describe(doubt)}" if why is None else why
-        return f"had left `fit`{at and f' at {at}'}{why}"
+        how = {None: "", "SystemExit": " with sys.exit"}.get(doubt.exception)
+        how = f" with {_describe(doubt)}" if how is None else how
+        return f"had left `fit`{at and f' at {at}'}{how}"
     still_trained = "fit" in waiting.doubts or (waiting.step or 0) > (member.step or 0)
     if not (still_trained and member.is_hooked):
         return ""

@@ -60,7 +60,7 @@ class AttemptEnd:
     run_id: str
     """The run's id, for the commands in its messages."""
     stage: Stage = Stage.STARTING
-    verdict: Next = Next.GO_ON
+    next_step: Next = Next.GO_ON
     timers: dict[tuple[str, str], float] = field(default_factory=dict)
     """The kind of a timer, and its task or an empty string → when it is due."""
     orders: list[Action] = field(default_factory=list)
@@ -86,7 +86,7 @@ class AttemptEnd:
     @property
     def is_finishing(self) -> bool:
         """True after the chief's success, while other tasks still run."""
-        return self.verdict is Next.FINISH
+        return self.next_step is Next.FINISH
 
     @property
     def is_ending(self) -> bool:
@@ -114,7 +114,7 @@ class AttemptEnd:
     def begin(self, number: int, members: tuple[TaskId, ...]) -> list[TaskId]:
         """Begin attempt `number`; return the tasks to start, without an evaluator that runs."""
         to_start = self.gang.enlist(members, number)
-        self.verdict, self.stage = Next.GO_ON, Stage.TRAINING
+        self.next_step, self.stage = Next.GO_ON, Stage.TRAINING
         self.next_attempt, self.ending = None, None
         self.keep_timers("run")
         return to_start
@@ -232,11 +232,11 @@ class AttemptEnd:
         self.end_once_stopped(verdicts.outcome_of(cause, why, self.plan, self.run_id))
         self.stop_tasks(self.gang.running(), "another task failed", now)
 
-    def set_outcome(self, verdict: Next) -> None:
+    def set_outcome(self, next_step: Next) -> None:
         self.record_all(self.alerts.of_lone_training(is_over=True))
         if self.ending is not None:
             self.outcome = self.ending
-        elif verdict in (Next.SUCCEED, Next.FINISH):
+        elif next_step in (Next.SUCCEED, Next.FINISH):
             for failure in (*self.gang.failures, *self.gang.task_failures):
                 self.warn(f"{failure.task} failed once the chief had succeeded: {failure.reason}")
             self.record_all(self.alerts.of_no_step())
@@ -246,27 +246,27 @@ class AttemptEnd:
             why = "it is not restarted"
             self.outcome = verdicts.outcome_of(self.cause(), why, self.plan, self.run_id)
 
-    def act_on(self, verdict: verdicts.Blame, now: float) -> None:
-        """Blame the tasks of a verdict, have stacks written if it wants them, and stop tasks."""
-        for member, description in verdict.blamed:
-            self.gang.blame(member, verdict.kind, description)
-        self.ending = verdict.outcome or self.ending
-        if verdict.wants_stacks:
+    def act_on(self, blame: verdicts.Blame, now: float) -> None:
+        """Blame the tasks of `blame`, have stacks written if it wants them, and stop tasks."""
+        for member, description in blame.blamed:
+            self.gang.blame(member, blame.kind, description)
+        self.ending = blame.outcome or self.ending
+        if blame.wants_stacks:
             self.take_stacks()
             self.set_timer("start", None)
             self.set_timer("stall", None)
             self.set_timer("stacks", now + STACKS_S)
-            self.why_end = verdict.why_end
-        elif verdict.outcome is not None:
-            if not verdict.blamed:
+            self.why_end = blame.why_end
+        elif blame.outcome is not None:
+            if not blame.blamed:
                 self.diagnose()
-            self.end_run(verdict.why_end, verdict.outcome, now)
+            self.end_run(blame.why_end, blame.outcome, now)
         else:
-            blamed = [self.gang[member.name] for member, _ in verdict.blamed]
+            blamed = [self.gang[member.name] for member, _ in blame.blamed]
             frozen = [member for member in blamed if member.frozen_by is not None]
-            self.stop_tasks(frozen, verdict.why_end, now, grace_s=0.0)
+            self.stop_tasks(frozen, blame.why_end, now, grace_s=0.0)
             if not blamed or not all(member.restarts_alone for member in blamed):
-                self.end_gang(verdict.why_end, now)
+                self.end_gang(blame.why_end, now)
 
     # -- causes -----------------------------------------------------------------------------
 

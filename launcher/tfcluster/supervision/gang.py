@@ -217,11 +217,11 @@ class Gang:
 
     def members(self, fits: Callable[[Member], bool]) -> list[Member]:
         """Return the members that fit, in the plan's order; `fits` looks at their standing only."""
-        alike = self._alike.items()
-        fitting = {standing for standing, has in alike if fits(next(iter(has.values())))}
+        fitting = {member.standing for member in self.distinct if fits(member)}
         if not fitting:
             return []
-        return [self._members[name] for name, has in self._standing.items() if has in fitting]
+        standings = self._standing.items()
+        return [self._members[name] for name, standing in standings if standing in fitting]
 
     def running(self) -> list[Member]:
         return self.members(lambda member: member.is_running)
@@ -318,14 +318,14 @@ class Gang:
         unfinished = {member.name for member in self.unfinished()}
         for member in lost:
             is_free = chief_done and member.is_running and member.name not in unfinished
-            gone = replace(member, is_lost=True, is_cancelled=member.is_cancelled or is_free)
+            lost_member = replace(member, is_lost=True, is_cancelled=member.is_cancelled or is_free)
             failure = replace(
-                gone.bare_failure,
+                lost_member.bare_failure,
                 observed=kind_of_loss(loss.nature),
                 description=loss.reason,
                 loss=loss.nature,
             )
-            self._note(gone, failure)
+            self._note(lost_member, failure)
         return [member.name for member in lost]
 
     def note_exit(
@@ -340,8 +340,8 @@ class Gang:
             if error is not None and self._fails_by_itself(member, error):
                 failure = replace(member.bare_failure, error=error, exit_code=None, signal=None)
                 self._note(member, failure)
-        elif event.signal is None and member.verdict is not None:
-            self.blame(member, Kind.PERMANENT, member.verdict)
+        elif event.signal is None and member.reported_failure is not None:
+            self.blame(member, Kind.PERMANENT, member.reported_failure)
         elif event.exit_code != 0:
             failure = replace(
                 member.bare_failure,

@@ -69,10 +69,10 @@ class Membership:
         """Return whether any task of the next gang is on `node`."""
         return any(t.node == node and t.id not in self.absent for t in self.plan.tasks)
 
-    def leave_out(self, tasks: Iterable[TaskId], why: Absence, now: float) -> None:
+    def leave_out(self, tasks: Iterable[TaskId], absence: Absence, now: float) -> None:
         """Leave `tasks` out of the next gang."""
         for task in tasks:
-            self.absent[task] = why
+            self.absent[task] = absence
             if task.job in TRAINERS:
                 self.changed_at = now
 
@@ -112,7 +112,7 @@ class Membership:
         return tuple(task for task in startable if task not in excess)
 
     def _absent_by_node(self) -> list[TaskId]:
-        return self._absent_for(lambda why: why is Absence.NODE)
+        return self._absent_for(lambda absence: absence is Absence.NODE)
 
     def _absent_for(self, fits: Callable[[Absence], bool]) -> list[TaskId]:
         """Return the tasks that are left out for reasons that fit, in the plan's order."""
@@ -142,9 +142,9 @@ class Membership:
         least = plan.supervision.min_workers or 1
         most = sum(task.id.job in TRAINERS for task in plan.tasks)
         if not least <= workers <= most:
-            why = f" and supervision.min_workers {least}" if least > 1 else ""
+            limit = f" and supervision.min_workers {least}" if least > 1 else ""
             raise UsageError(
-                f"it cannot have {count_of(workers)}: its spec has {count_of(most)}{why}",
+                f"it cannot have {count_of(workers)}: its spec has {count_of(most)}{limit}",
                 fix=f"write a number from {least} to {most}; for more, {_START_AGAIN}",
             )
 
@@ -153,7 +153,7 @@ class Membership:
         ready = len(self.workers) + len(self._additional())
         if workers <= ready:
             return
-        missing = self._absent_for(lambda why: True)
+        missing = self._absent_for(lambda _: True)
         reasons = [
             f"{task}: {self.absent[task].value if self._is_startable(task) else Absence.NODE.value}"
             for task in missing
@@ -166,7 +166,7 @@ class Membership:
 
     def _additional(self) -> list[TaskId]:
         """Return the workers that a request can take in, those with the lowest numbers first."""
-        candidates = self._absent_for(lambda why: why is not Absence.FAILED)
+        candidates = self._absent_for(lambda absence: absence is not Absence.FAILED)
         return [t for t in candidates if t.job in TRAINERS and self._is_startable(t)]
 
     def describe_request(self, workers: int) -> str:

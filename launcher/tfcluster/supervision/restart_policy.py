@@ -69,9 +69,9 @@ class Restart:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """The decision not to restart; `why` is shown to the user."""
+    """The decision not to restart; `reason` is shown to the user."""
 
-    why: str
+    reason: str
     exhausted: bool = False
     """Another restart might have helped, but the budget is used up."""
 

@@ -57,7 +57,7 @@ AFTER_SUSPENSION_S: Final = 60.0
 
 @dataclass(slots=True)
 class Supervisor:
-    """The state of one run with its inputs: the only owner, which nothing else changes.
+    """The state of one run with its inputs, by which alone it changes.
 
     After any input, take the orders and check `next_attempt` and `outcome`. Two supervisors with
     the same inputs are equal.
@@ -459,15 +459,15 @@ class Supervisor:
             self.has_probed_links = True
             self.end.orders.append(ProbeLinks(self.gang.number))
 
-    def _follow(self, verdict: Next, now: float) -> None:
-        if verdict is not self.end.verdict:  # the timers of the earlier verdict no longer apply
-            self.end.verdict = verdict
+    def _follow(self, next_step: Next, now: float) -> None:
+        if next_step is not self.end.next_step:  # the timers of the earlier step no longer apply
+            self.end.next_step = next_step
             for kind in ("cause", "late", "finishing", "positions"):
                 self.end.set_timer(kind, None)
             self.positions = None  # those that were asked for because of a silence
             if self.end.is_finishing and self.end.policy.finish_grace_s > FINISHING_S:
                 self.end.set_timer("finishing", now + FINISHING_S)
-        match verdict:
+        match next_step:
             case Next.FAIL if verdicts.leaves_preempted(self.gang.core()):
                 self.end.set_timer("cause", now + self.end.policy.grace_s, anew=False)
             case Next.FAIL:
@@ -485,13 +485,13 @@ class Supervisor:
                 self.gang.explain_lone_work()
                 self.end.end_gang("all have ended", now)
             case Next.SUCCEED | Next.FAILED:
-                self.end.set_outcome(verdict)
+                self.end.set_outcome(next_step)
 
     def _finish(self, now: float) -> None:
         # What has not started is not needed after the chief's success, and is no failure.
         self.restarting.cancel(lambda m: m.is_core and (m.is_restart_due or m.is_to_start))
-        if (verdict := self.gang.judge()) is not Next.FINISH:
-            self._follow(verdict, now)
+        if (next_step := self.gang.judge()) is not Next.FINISH:
+            self._follow(next_step, now)
             return
         self.end.stop_tasks(self.gang.idle(), "the chief has finished", now)
         for member in self.gang.done_evaluators(self._last_step):
@@ -502,7 +502,7 @@ class Supervisor:
     def _set_deadlines(self) -> None:
         """Set the start and stall deadlines anew; while a run finishes, `finish_grace_s` counts."""
         self.end.set_timer("hint", self._hint_due())
-        goes_on, silence = self.end.verdict is Next.GO_ON, self.silence
+        goes_on, silence = self.end.next_step is Next.GO_ON, self.silence
         if goes_on and self.end.has_timer("stacks"):
             return
         is_explained = self.positions is None  # else the tasks' stacks are awaited
@@ -517,7 +517,7 @@ class Supervisor:
 
     def _hint_due(self) -> float | None:
         """Return when to say how a script reports its progress; None if it does, or still waits."""
-        is_waiting = self.end.verdict is not Next.GO_ON or self.gang.waits_since is not None
+        is_waiting = self.end.next_step is not Next.GO_ON or self.gang.waits_since is not None
         if is_waiting or not self.plan.hooks or self.plan.kind == "tuner":
             return None
         return self.silence.hint_due
@@ -576,7 +576,7 @@ class Supervisor:
     def _act_on_verdict_timer(self, kind: str, member: Member | None, now: float) -> None:
         """Act on a timer that `_follow` has set."""
         core = self.gang.core()
-        match kind, self.end.verdict:
+        match kind, self.end.next_step:
             case "cause", Next.FAIL:
                 self.end.end_gang("it did not leave with the others", now)
             case "cause", _ if self.gang.explain_lone_work():
@@ -607,10 +607,12 @@ class Supervisor:
     def _judge_positions(self, now: float) -> None:
         asked, self.positions = self.positions or {}, None
         self.end.set_timer("positions", None)
-        positions = {task: at or Position(Activity.UNKNOWN) for task, at in asked.items()}
+        positions = {
+            task: position or Position(Activity.UNKNOWN) for task, position in asked.items()
+        }
         if self.end.is_finishing and self.end.is_training:
             self._end_late(positions, now)
-        elif self.end.verdict is Next.GO_ON:
+        elif self.end.next_step is Next.GO_ON:
             policy, load = self.end.policy, self.load
             self.end.record(self.silence.judge(positions, self.gang, policy, load, now))
 

@@ -83,10 +83,10 @@ class Cut:
     source: str
     target: str
     task: str
-    why: str
+    reason: str
 
     def __str__(self) -> str:
-        return f"{self.source} cannot connect to {self.task} on {self.target} ({self.why})"
+        return f"{self.source} cannot connect to {self.task} on {self.target} ({self.reason})"
 
 
 def can_break(plan: Plan) -> bool:
@@ -106,7 +106,7 @@ def parse_report(node: str, line: str, *, attempt: int) -> tuple[Cut, ...]:
         if data["attempt"] != attempt:
             return ()
         rows = data["cut"]
-        return tuple(Cut(node, str(to), str(task), str(why)) for to, task, _, _, why in rows)
+        return tuple(Cut(node, str(to), str(task), str(reason)) for to, task, _, _, reason in rows)
     except (ValueError, KeyError, TypeError):
         return ()
 

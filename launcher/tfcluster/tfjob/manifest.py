@@ -76,8 +76,8 @@ class Fields:
             objects.append(Fields(place, value, self.notes))
         return objects
 
-    def rest(self) -> dict[str, Any]:
-        """Return the fields that nobody has taken, without those that are empty."""
+    def take_rest(self) -> dict[str, Any]:
+        """Return and remove the fields that nobody has taken, without those that are empty."""
         rest = {key: value for key, value in self.values.items() if value not in (None, {}, [], "")}
         self.values.clear()
         return rest
@@ -88,7 +88,7 @@ class Fields:
 
     def note_rest(self, fix: str = "") -> None:
         """Report every field that nobody has taken."""
-        for key in self.rest():
+        for key in self.take_rest():
             self.note("missing", key, "has no counterpart in a spec", fix)
 
 

@@ -254,7 +254,7 @@ class AgentLink:
             while True:
                 since = now()
                 await self._read_until_lost(*connection)
-                pause_s = 0.0 if now() >= since + STEADY_S else self._longer(pause_s)
+                pause_s = 0.0 if now() >= since + STEADY_S else self._next_pause(pause_s)
                 self.files.disconnected()
                 await self._disconnect()
                 reconnected = None if self._fault else await self._reconnect(pause_s)
@@ -262,7 +262,7 @@ class AgentLink:
                     await self._agent.explain()
                     return
                 connection = reconnected
-                self._put(self._back())
+                self._deliver(self._link_back())
                 self.files.reconnected()
         finally:
             self.files.mark_lost(f"it sent {self._fault}" if self._fault else "")
@@ -294,7 +294,7 @@ class AgentLink:
             if isinstance(report, msg.Welcome):
                 raise protocol.ProtocolError("a second welcome")
             if self._session.is_new(message):
-                self._take(report)
+                self._handle_report(report)
             return True
         if kind == protocol.ACK:
             self._session.acknowledged(protocol.read_number(payload))
@@ -303,17 +303,17 @@ class AgentLink:
             if kind == protocol.LOG and offset != protocol.NOT_IN_FILE:
                 self.log_offsets[name] = offset + len(data)
             message_class = Log if kind == protocol.LOG else FileSlice
-            self._put(message_class(name=name, offset=offset, data=data))
+            self._deliver(message_class(name=name, offset=offset, data=data))
         return False
 
-    def _take(self, report: msg.Report) -> None:
+    def _handle_report(self, report: msg.Report) -> None:
         if isinstance(report, msg.Bye):
             self.heard_goodbye = self.has_ended = True  # it is the agent's last word
             if report.stays:
                 self._agent.detach()
-        self._put(report)
+        self._deliver(report)
 
-    def _put(self, report: msg.Report) -> None:
+    def _deliver(self, report: msg.Report) -> None:
         if isinstance(report, msg.FileReport | FileSlice | msg.FilesLost):
             self.files.handle(report)
         else:
@@ -340,7 +340,7 @@ class AgentLink:
             await asyncio.wait([redial], timeout=CUT_REPORT_S)
             if not redial.done() or redial.result() is not None:
                 loss = self._agent.loss
-                self._put(LinkCut(lease_s=self._lease_s, why=loss.reason if loss else None))
+                self._deliver(LinkCut(lease_s=self._lease_s, why=loss.reason if loss else None))
             return await redial
         finally:
             redial.cancel()
@@ -354,10 +354,10 @@ class AgentLink:
                 return await self._connect()
             if await self._agent.has_gone():
                 return None
-            pause_s = self._longer(pause_s)
+            pause_s = self._next_pause(pause_s)
         return None
 
-    def _longer(self, pause_s: float) -> float:
+    def _next_pause(self, pause_s: float) -> float:
         """Return the pause after one of `pause_s`; several of them fit into the lease."""
         most_s = min(LONGEST_REDIAL_S, (self._lease_s or 0.0) / 8)
         return min(most_s, max(REDIAL_S, 2 * pause_s))
@@ -391,16 +391,16 @@ class AgentLink:
                 unanswered += 1
                 if unanswered == 1:
                     pid = self.welcome.pid
-                    why = f"its agent (pid {pid}) is stopped; `kill -CONT {pid}` resumes it"
-                    self._put(LinkCut(lease_s=patience_s, why=why))
+                    reason = f"its agent (pid {pid}) is stopped; `kill -CONT {pid}` resumes it"
+                    self._deliver(LinkCut(lease_s=patience_s, why=reason))
             elif unanswered:
                 unanswered = 0
-                self._put(self._back())
+                self._deliver(self._link_back())
         self._why_killed = f"it did not answer for {patience_s:g} s"
         self._agent.kill()
         await self._disconnect()
 
-    def _back(self) -> LinkBack:
+    def _link_back(self) -> LinkBack:
         return LinkBack(pid=self.welcome.pid, guard_pid=self.welcome.guard_pid)
 
     async def _disconnect(self) -> None:

@@ -284,9 +284,9 @@ class RemoteFiles:
         self._node.is_connected = True
         self._broadcast(Reconnected())
 
-    def mark_lost(self, why: str = "") -> None:
-        """Fail all questions in progress, and those to come; `why` ends the error's text."""
-        self.is_lost, self._lost_reason = True, f"the node was lost{why and f': {why}'}"
+    def mark_lost(self, reason: str = "") -> None:
+        """Fail all questions in progress, and those to come; `reason` ends the error's text."""
+        self.is_lost, self._lost_reason = True, f"the node was lost{reason and f': {reason}'}"
         self._broadcast(msg.FilesLost(error=self._lost_reason))
 
     def _broadcast(self, message: msg.Report) -> None:

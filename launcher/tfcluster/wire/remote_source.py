@@ -276,9 +276,9 @@ class RemoteSource:
 
     def check(self, entries: Sequence[Entry], *, stopped: Stopped = never) -> None:
         """Raise SourceChangedError unless the folder still has all `entries` unchanged."""
-        now = set(self.scan(stopped=stopped))
+        listed = set(self.scan(stopped=stopped))
         for entry in entries:
-            if entry not in now:
+            if entry not in listed:
                 raise SourceChangedError(f"{entry.path}: changed while its checkpoint was copied")
 
     def _remote_folder(self, stopped: Stopped) -> RemoteFolder:
