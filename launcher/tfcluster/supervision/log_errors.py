@@ -122,12 +122,9 @@ def exception_from_report(error: Mapping[str, Any]) -> RaisedError:
 def parse_exception(log: str) -> RaisedError | None:
     """Return the last exception in the log of a Python that exited with 1, or None."""
     lines = _last_traceback(log)
-    at = next((n for n, line in enumerate(lines) if n and _EXCEPTION_LINE.match(line)), None)
-    if (
-        at is None
-        or (head := _EXCEPTION_LINE.match(lines[at])) is None
-        or len(lines) - at > _LONGEST_MESSAGE
-    ):
+    heads = ((n, _EXCEPTION_LINE.match(line)) for n, line in enumerate(lines) if n)
+    at, head = next(((n, head) for n, head in heads if head is not None), (0, None))
+    if head is None or len(lines) - at > _LONGEST_MESSAGE:
         return None
     frames = _frames(lines[:at])
     user_frames = _user_frames(frames)
@@ -175,9 +172,7 @@ def _last_traceback(log: str) -> list[str]:
     start = log.rfind(_TRACEBACK)
     if start >= 0:
         return log[start:].splitlines()
-    lines = log.splitlines()[
-        -_LAST_LINES:
-    ]  # a script that cannot be read has no traceback's first line
+    lines = tail(log).splitlines()  # a script that cannot be read has no traceback's first line
     place = next((n for n, line in enumerate(lines) if _FRAME.match(line)), None)
     is_syntax = any(_SYNTAX.match(line) for line in lines)
     return ["", *lines[place:]] if is_syntax and place is not None else []

@@ -175,11 +175,8 @@ def _map_job(main: Replica, replicas: Replicas) -> dict[str, Any]:
         return {"command": command, "args": list(replica.args)}
 
     program = program_of(main)
-    others = {
-        name: program_of(replica)
-        for name, replica in replicas.items()
-        if program_of(replica) != program
-    }
+    programs = {name: program_of(replica) for name, replica in replicas.items()}
+    others = {name: other for name, other in programs.items() if other != program}
     return program | ({"env": shared} if shared else {}) | ({"per_task": others} if others else {})
 
 

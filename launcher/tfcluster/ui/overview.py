@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Final
 
 from rich.text import Text
@@ -14,6 +12,7 @@ from rich.text import Text
 from tfcluster.backends.job_watch import WatchedState
 from tfcluster.rundir.figures import figures_of
 from tfcluster.rundir.paths import RunPaths, home
+from tfcluster.rundir.registry import run_folders
 from tfcluster.rundir.snapshot import RunSnapshot
 from tfcluster.ui.job_control import JobControl, single_keys
 from tfcluster.ui.panels import runs_grid
@@ -33,7 +32,7 @@ class LiveRuns:
     def read(self) -> list[RunSnapshot]:
         """Return the live runs, oldest first."""
         live = []
-        for folder in _folders(home() / "runs"):
+        for folder in run_folders(home() / "runs"):
             name = folder.name
             if name in self._over:
                 continue
@@ -89,11 +88,3 @@ def _lines(runs: Sequence[RunSnapshot], columns: int, rows: int) -> list[Text]:
     if len(runs) > len(shown):
         lines.append(Text(f"and {len(runs) - len(shown):,} older runs", "dim"))
     return lines
-
-
-def _folders(runs: Path) -> list[Path]:
-    try:
-        with os.scandir(runs) as entries:
-            return [Path(entry.path) for entry in entries if entry.is_dir()]
-    except OSError:
-        return []

@@ -151,10 +151,9 @@ class Comparison:
     def _table(self, runs: Sequence[int], most: int) -> Grid:
         rows = (*self.numbers, *self.differences)
         cells = [
-            (_cut_start(r.name, 28), *(_cut_start(r.values[run], most) for run in runs))
-            for r in rows
+            (_ending(r.name, 28), *(_ending(r.values[run], most) for run in runs)) for r in rows
         ]
-        return Grid(("", *(_cut_start(self.labels[run], most) for run in runs)), tuple(cells))
+        return Grid(("", *(_ending(self.labels[run], most) for run in runs)), tuple(cells))
 
 
 def compare(runs: Sequence[RunPaths], *, now: float) -> Comparison:
@@ -177,7 +176,7 @@ def compare(runs: Sequence[RunPaths], *, now: float) -> Comparison:
     )
 
 
-def _cut_start(text: str, most: int) -> str:
+def _ending(text: str, most: int) -> str:
     """Return the end of a text, as paths and modules begin alike."""
     return text if len(text) <= most else f"…{text[1 - most :]}"
 
@@ -193,17 +192,15 @@ def _labels(runs: Sequence[str]) -> tuple[str, ...]:
 
 def _numbers(results: Sequence[Results]) -> Iterator[Row]:
     for name, cell in _NUMBERS.items():
-        yield from _row_if_known(name, [cell(run) for run in results])
+        yield from _rows(name, [cell(run) for run in results])
         if name == "step":
             names = dict.fromkeys(metric for run in results for metric in run.metrics)
             for metric in list(names)[:_MOST_METRICS]:
                 values = [run.metrics.get(metric) for run in results]
-                yield from _row_if_known(
-                    metric, [format_known(value, format_value) for value in values]
-                )
+                yield from _rows(metric, [format_known(value, format_value) for value in values])
 
 
-def _row_if_known(name: str, values: Sequence[str | None]) -> Iterator[Row]:
+def _rows(name: str, values: Sequence[str | None]) -> Iterator[Row]:
     if any(values):
         yield Row(name, tuple(value or "–" for value in values))
 
@@ -226,13 +223,11 @@ _NUMBERS: Final[Mapping[str, Callable[[Results], str | None]]] = {
 
 
 def _circumstances(states: Sequence[RunSnapshot]) -> Iterator[Row]:
-    yield from _row_if_known("reason", [history.format_short_reason(state) for state in states])
+    yield from _rows("reason", [history.format_short_reason(state) for state in states])
     starts = [time.localtime(state.started_at) for state in states]
-    yield from _row_if_known(
-        "started", [time.strftime("%Y-%m-%d %H:%M:%S", start) for start in starts]
-    )
-    yield from _row_if_known("host", [state.host for state in states])
-    yield from _row_if_known("tasks", [str(len(state.tasks)) for state in states])
+    yield from _rows("started", [time.strftime("%Y-%m-%d %H:%M:%S", start) for start in starts])
+    yield from _rows("host", [state.host for state in states])
+    yield from _rows("tasks", [str(len(state.tasks)) for state in states])
 
 
 def _settings(files: RunFiles, past: History) -> Iterator[tuple[str, str]]:
