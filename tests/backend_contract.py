@@ -31,7 +31,7 @@ from tfcluster.errors import SetupError
 from tfcluster.plans.plan import NodePlan
 from tfcluster.spec.sections import Runtime
 from tfcluster.typed_json import from_json
-from tfcluster.wire.link import AgentLink
+from tfcluster.wire.agent_link import AgentLink
 from tfcluster.wire.messages import Log
 
 HANG_S, LEASE_S = 60.0, 3.0

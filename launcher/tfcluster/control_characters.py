@@ -19,9 +19,10 @@ _SEQUENCES = {
     False: re.compile(f"\x1b{_SEQUENCE}"),
 }
 """Escape sequences to remove, by whether colours stay; no other sequence may reach a screen."""
+ANY_CONTROL = re.compile(f"[\x1b{_CONTROLS}]")
 _CHARACTERS = {
     True: re.compile(f"\x1b(?!{_COLOUR})|[{_CONTROLS}]"),
-    False: re.compile(f"[\x1b{_CONTROLS}]"),
+    False: ANY_CONTROL,
 }
 
 

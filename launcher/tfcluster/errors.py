@@ -25,6 +25,7 @@ printed once, by ``tfcluster.cli.main``.
 
 from __future__ import annotations
 
+import signal
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -236,6 +237,14 @@ def join_first(names: Collection[object], most: int = 8) -> str:
     """Return the first `most` of `names` for a message, and how many more there are."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(map(str, islice(names, most))) + more
+
+
+def signal_name(number: int) -> str:
+    """Return ``SIGKILL`` for 9, or ``signal 63`` if this system has no name for it."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def count_names(names: Iterable[object]) -> str:

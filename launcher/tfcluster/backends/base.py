@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tfcluster.plans.plan import NodePlan, Plan
     from tfcluster.rundir.chaos import Fault
     from tfcluster.spec.sections import Runtime
-    from tfcluster.wire.link import AgentLink
+    from tfcluster.wire.agent_link import AgentLink
 
 
 Tell = Callable[[str], None]

@@ -108,7 +108,7 @@ _followings: dict[RunPaths, Following | None] = {}
 _late: set[str] = set()
 """Runs whose folder here is behind that of their coordinator."""
 _MAX_NAMED = 3
-_files: dict[RunPaths, StateFile] = {}
+_files: dict[RunPaths, WatchedState] = {}
 
 
 def forget() -> None:
@@ -143,7 +143,7 @@ def _is_judged(snapshot: RunSnapshot | None) -> bool:
     return jobs.of_run(snapshot) is not None
 
 
-class StateFile(registry.StateFile):
+class WatchedState(registry.StateFile):
     """A reader of ``state.json`` that knows what the scheduler says; it never waits for it."""
 
     def __init__(self, paths: RunPaths) -> None:
@@ -239,13 +239,15 @@ def _correct(paths: RunPaths, recorded: RunSnapshot, state: JobState) -> RunSnap
     if state.phase is JobPhase.OVER or state.end is not None:
         return _conclude(paths, recorded, state)
     if state.phase is JobPhase.QUEUED:
-        waits_for = f"nodes: {format_wait(state, time.time())}"
-        return replace(recorded, status=Status.QUEUED, waits_for=waits_for)
+        reason = format_wait(state, time.time())
+        queued = replace(recorded, status=Status.QUEUED, queue_reason=reason)
+        return replace(queued, waits_for=f"nodes: {reason}")
     if state.phase is JobPhase.SUSPENDED:
         waits_for = "the scheduler, which has suspended its job"
         return replace(recorded, status=Status.SUSPENDED, waits_for=waits_for)
     if recorded.status is Status.QUEUED and state.phase is JobPhase.RUNNING:
-        return replace(recorded, waits_for="its coordinator, which is starting")
+        waits_for = "its coordinator, which is starting"
+        return replace(recorded, waits_for=waits_for, queue_reason=None)
     if _follow(paths, recorded) is None:
         return _correct_silent(paths, recorded, state)
     return recorded
@@ -371,12 +373,12 @@ def list_runs(home_dir: Path | None = None) -> RunListing:
 
 def _judge_all(runs: Sequence[tuple[RunPaths, RunSnapshot]]) -> dict[RunPaths, RunSnapshot]:
     """Return the states of the runs that schedulers have a say about."""
-    files: dict[RunPaths, StateFile] = {}
+    files: dict[RunPaths, WatchedState] = {}
     followings = dict[RunPaths, Following]()
     schedulers: dict[tuple[str, str], _Scheduler] = {}
     for paths, snapshot in runs:
         if _is_judged(snapshot):
-            file = files[paths] = _files.setdefault(paths, StateFile(paths))
+            file = files[paths] = _files.setdefault(paths, WatchedState(paths))
             file.read_without_asking()  # an answer counts only for what was read before it
             scheduler = _scheduler_of(snapshot)
             schedulers[scheduler.backend, scheduler.cluster] = scheduler

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tfcluster.rundir.paths import RunPaths
     from tfcluster.rundir.snapshot import RunSnapshot
     from tfcluster.spec.sections import Runtime
-    from tfcluster.wire.file_trees import Sent
+    from tfcluster.wire.file_trees import FileToSend
 
 T = TypeVar("T")
 _SAYS_LATER_S = (0.0, 0.5, 1.0, 2.0)
@@ -104,7 +104,7 @@ class Submission:
     """True if the run can go on without a node that is lost."""
     plan: Plan | None = None
     """The plan, with the values of its secrets."""
-    code: Callable[[], Sequence[Sent]] = tuple
+    code: Callable[[], Sequence[FileToSend]] = tuple
     """Returns the files of the workdir that the run needs, for a cluster that does not see it."""
     left_out: Callable[[], Sequence[str]] = tuple
     """Returns sentences about files of the workdir that are not in `code`."""

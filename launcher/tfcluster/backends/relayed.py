@@ -39,7 +39,7 @@ from tfcluster.node_loss import NodeLoss
 from tfcluster.plans import remote_paths
 from tfcluster.plans.plan import NodePlan
 from tfcluster.rundir.forked_children import keep_from_children
-from tfcluster.wire.link import AgentHandle, AgentLink, Streams
+from tfcluster.wire.agent_link import AgentHandle, AgentLink, ByteStreams
 from tfcluster.wire.messages import HelloRefused
 
 
@@ -255,7 +255,7 @@ class Transport(AgentHandle):
         """The end of the connection, if that ended by itself and its agent with it."""
         self._agent_has_ended = False
 
-    async def dial(self) -> Streams:
+    async def dial(self) -> ByteStreams:
         """Return a new connection. Raises OSError with the transport's stderr, or ProtocolError."""
         await self._end_connection()
         self._stderr_lines.clear()
@@ -273,7 +273,7 @@ class Transport(AgentHandle):
             raise
         return reader, writer
 
-    async def _start(self) -> Streams:
+    async def _start(self) -> ByteStreams:
         local_end, remote_end = map(keep_from_children, socket.socketpair())
         stderr, remote_stderr = _pipe()
         with remote_end, remote_stderr:

@@ -118,7 +118,7 @@ class Attempts:
         """
         if all(isinstance(error, NodeLostError) for error in errors.values()):
             losses = {node: loss_by(error) for node, error in errors.items()}
-            self.supervisor.nodes_unreached(losses, self.loop.now())
+            self.supervisor.new_nodes_unreached(losses, self.loop.now())
             if errors.keys() <= self.supervisor.gone.keys():
                 for node in losses:
                     self._give_up(node)
@@ -282,7 +282,7 @@ class Attempts:
             loss = loss_by(error)
             is_hopeless = isinstance(error, PrepareError) or loss.nature is LossNature.NO_PLACE
             if began >= end or is_hopeless:
-                self.supervisor.node_unreached(name, loss, self.loop.now())
+                self.supervisor.lost_node_unreached(name, loss, self.loop.now())
                 if name in self.supervisor.gone:
                     self._give_up(name)
                 return []

@@ -27,7 +27,7 @@ from tfcluster.coordinator.starter import Launch
 from tfcluster.coordinator.startup import Startup
 from tfcluster.coordinator.takeover import leave_if_replaced
 from tfcluster.coordinator.task_stacks import TaskStacks
-from tfcluster.errors import JobEndedError, SetupError, join_first
+from tfcluster.errors import JobEndedError, SetupError, join_first, signal_name
 from tfcluster.node_loss import NodeLoss
 from tfcluster.nodes.hub import Hub, OpenNodes
 from tfcluster.nodes.reports import (
@@ -48,8 +48,7 @@ from tfcluster.rundir.run_writer import RunWriter
 from tfcluster.rundir.states import Status
 from tfcluster.rundir.task_logs import last_line, last_output, last_text
 from tfcluster.supervision import decisions as do
-from tfcluster.supervision.decisions import Outcome, Stop
-from tfcluster.supervision.failure import signal_name
+from tfcluster.supervision.decisions import Outcome, StopRequest
 from tfcluster.supervision.restarting import REACH_S
 from tfcluster.supervision.supervisor import Supervisor
 
@@ -106,7 +105,7 @@ class Coordinator:
         self._probing: asyncio.Task[None] | None = None
         self._background: asyncio.TaskGroup
         self._is_closing = False
-        self._stopped_late: Stop | None = None
+        self._stopped_late: StopRequest | None = None
         """The last request to stop since the tasks have ended."""
         self._preload_failures: set[str] = set()
         """The reported reasons why tasks start without preloading."""
@@ -116,7 +115,7 @@ class Coordinator:
         """The plan, with the host names of all nodes once they are allocated."""
         return self._startup.plan
 
-    def stop(self, stop: Stop) -> None:
+    def stop(self, stop: StopRequest) -> None:
         """End the run early; a second call kills at once.
 
         Once the tasks have ended, the first call lets the copying finish, and the second, or one
@@ -142,7 +141,7 @@ class Coordinator:
     def end_job(self, number: int) -> None:
         """Note that the scheduler has sent this signal, to end the job or for `tfcluster down`."""
         if self._is_closing and self.paths.cancelled.exists():
-            self.stop(Stop("tfcluster down", 143))
+            self.stop(StopRequest("tfcluster down", 143))
         else:
             self._hub.put(lambda: self._end_job(number))
 
@@ -151,7 +150,7 @@ class Coordinator:
         if self.job is None or self._ending is not None or self._is_closing:
             return
         self._ending = self._background.create_task(self.job.ending(signal=number))
-        stop = Stop(f"{signal_name(number)} from the scheduler", 143, is_announced=True)
+        stop = StopRequest(f"{signal_name(number)} from the scheduler", 143, is_announced=True)
         self._supervisor.stop(stop, self._now())
 
     async def run(self) -> Outcome:
@@ -162,7 +161,7 @@ class Coordinator:
         if isinstance(loop := asyncio.get_running_loop(), RunLoop):
             loop.on_stopped = self._on_stopped
         controlled = control.ControlledRun(
-            stop=lambda why, now: self.stop(Stop(why, 143, now=now)),
+            stop=lambda why, now: self.stop(StopRequest(why, 143, now=now)),
             get_state=lambda: state_json(self.run_writer.state),
             scale_to=self.scale_to,
             get_stacks=lambda tasks: self._stacks.ask(tasks),
@@ -271,7 +270,7 @@ class Coordinator:
         def note() -> None:
             for event in events:
                 self.run_writer.record(event)
-            self._supervisor.checkpoints_gathered(self._run_gathering.newest, self._now())
+            self._supervisor.all_checkpoints_gathered(self._run_gathering.newest, self._now())
 
         self._hub.put(note)
 
@@ -287,7 +286,7 @@ class Coordinator:
             case do.StopTasks(node, tasks, grace_s, why):
                 order = msg.Stop(tasks=[*tasks], grace_s=grace_s, why=why)
                 self._hub.send(node, order)
-            case do.TakeStacks(node, tasks):
+            case do.AskForStacks(node, tasks):
                 self._take_stacks(node, tasks)
             case do.StartAlone():
                 self._attempts.due_alone.append(action)
@@ -335,7 +334,7 @@ class Coordinator:
         if isinstance(event, ev.CheckpointGathered):
             self.run_writer.state.checkpoints = self._run_gathering.list_gathered()
             name = PurePosixPath(event.path).name
-            self._supervisor.gathered(event.step, self._now(), name=name)
+            self._supervisor.checkpoint_gathered(event.step, self._now(), name=name)
 
     def _on_message(self, node: str, message: msg.Report) -> None:
         self._hub.keep(node, message)
@@ -350,7 +349,7 @@ class Coordinator:
         event = to_event(node, message)
         if isinstance(event, ev.TaskExited):
             error = self.run_writer.task(event.task).error
-            event = self._supervisor.gang.attributed(event, error)
+            event = self._supervisor.gang.correct_ended_by(event, error)
         if isinstance(event, ev.NodeConnected) and node in self.run_writer.state.agents:
             event = ev.NodeReconnected(
                 node=node, pid=event.pid, guard_pid=event.guard_pid, identity=event.identity

@@ -12,7 +12,7 @@ from tfcluster.agent.stop_clock import StopClock
 from tfcluster.nodes.hub import Hub
 from tfcluster.rundir.run_writer import RunWriter
 from tfcluster.supervision.supervisor import Supervisor
-from tfcluster.wire.link import SECOND_LOOK_S
+from tfcluster.wire.agent_link import SECOND_LOOK_S
 
 T = TypeVar("T")
 

@@ -19,7 +19,7 @@ from tfcluster.rundir import fold, registry, run_writer
 from tfcluster.rundir.paths import RunPaths, home, runtime_dir
 from tfcluster.rundir.registry import new_run_id, this_process
 from tfcluster.spec import LaunchOptions
-from tfcluster.supervision.decisions import Outcome, Stop
+from tfcluster.supervision.decisions import Outcome, StopRequest
 from tfcluster.typed_json import to_json
 
 if TYPE_CHECKING:
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from tfcluster.spec.sections import Runtime
 
 SIGNALS = {
-    signal.SIGINT: Stop("Ctrl-C", 130),
-    signal.SIGTERM: Stop("SIGTERM", 143),
-    signal.SIGHUP: Stop("the terminal was closed", 129),
+    signal.SIGINT: StopRequest("Ctrl-C", 130),
+    signal.SIGTERM: StopRequest("SIGTERM", 143),
+    signal.SIGHUP: StopRequest("the terminal was closed", 129),
 }
 WARNING = signal.SIGUSR1
 """The signal by which a scheduler says that the time of a job is nearly over."""

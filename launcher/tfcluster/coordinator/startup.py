@@ -30,7 +30,7 @@ from tfcluster.rundir import run_writer
 from tfcluster.rundir.events import NodeLost, Warned
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.run_writer import RunWriter
-from tfcluster.wire.file_trees import Sent
+from tfcluster.wire.file_trees import FileToSend
 
 _PRELOAD_REPLIES = (msg.PreloadReady, msg.PreloadFailed)
 
@@ -198,7 +198,9 @@ class Startup:
         )
         return tuple(snapshot.warnings())
 
-    async def _copy_code(self, node: str, files: Sequence[Sent], *, unless_there: bool) -> None:
+    async def _copy_code(
+        self, node: str, files: Sequence[FileToSend], *, unless_there: bool
+    ) -> None:
         site = self.hub.site(node)
         into = site.folder(self.plan.node(node).workdir)
         try:

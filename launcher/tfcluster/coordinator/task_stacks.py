@@ -68,7 +68,7 @@ class TaskStacks:
                 silence_reason = "it runs without hooks"
             threads[name] = answer.threads if answer is not None else ()
             positions[name] = stalls.position_of(threads[name], silence=silence_reason)
-        stall = silence.explain(self._gang, positions)
+        stall = silence.explain_silence(self._gang, positions)
         is_waiting = any(at.activity is not Activity.UNKNOWN for at in positions.values())
         return {
             "what": stall.what if is_waiting else "",

@@ -23,7 +23,7 @@ from tfcluster.agent.error_text import describe_error
 from tfcluster.errors import SetupError, join_first
 from tfcluster.plans.plan import Plan
 from tfcluster.rundir.paths import home
-from tfcluster.wire.file_trees import Sent
+from tfcluster.wire.file_trees import FileToSend
 
 MAX_BYTES = 200 * 1000 * 1000
 MAX_FILES = 50_000
@@ -42,7 +42,7 @@ _NARROWING_SHARE = 0.9
 class Snapshot:
     """The files to send, and paths that are not sent although git does not ignore them."""
 
-    files: tuple[Sent, ...]
+    files: tuple[FileToSend, ...]
     credentials: tuple[str, ...] = ()
     unreadable: tuple[str, ...] = ()
     outside: tuple[str, ...] = ()
@@ -114,7 +114,7 @@ def snapshot(
     folders = {name for name in outside if (workdir / name).is_dir()}
     _require_inside(workdir, sorted(outside - folders))
     names = {path for name in own | included for path in _with_links(workdir, name)}
-    files = list[Sent]()
+    files = list[FileToSend]()
     for name in sorted(names):
         try:
             if (sent := _sent(workdir, name)) is not None:
@@ -235,7 +235,7 @@ def _with_links(workdir: Path, name: str) -> Iterator[str]:
     yield name
 
 
-def _sent(workdir: Path, name: str) -> Sent | None:
+def _sent(workdir: Path, name: str) -> FileToSend | None:
     """Return how to send `name`; None for a socket, or a link to a folder outside the workdir.
 
     Raises PermissionError for a file that cannot be read.
@@ -245,7 +245,7 @@ def _sent(workdir: Path, name: str) -> Sent | None:
         return None
     try:
         if os.path.islink(path) and (target := _link_inside(workdir, path)) is not None:
-            return Sent(name, path, link=target)
+            return FileToSend(name, path, link=target)
         status = path.stat()
     except PermissionError:
         raise
@@ -255,7 +255,7 @@ def _sent(workdir: Path, name: str) -> Sent | None:
         return None
     if not os.access(path, os.R_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
-    return Sent(name, path, stat.S_IMODE(status.st_mode) & 0o755)
+    return FileToSend(name, path, stat.S_IMODE(status.st_mode) & 0o755)
 
 
 def _link_inside(workdir: Path, path: Path) -> str | None:
@@ -279,7 +279,7 @@ def _size(path: Path) -> int:
         return 0
 
 
-def _check_size(workdir: Path, files: Iterable[Sent], data_fix: str) -> None:
+def _check_size(workdir: Path, files: Iterable[FileToSend], data_fix: str) -> None:
     sizes = {file.path: _size(file.source) for file in files if file.link is None}
     total = sum(sizes.values())
     if total <= MAX_BYTES and len(sizes) <= MAX_FILES:

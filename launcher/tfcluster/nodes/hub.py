@@ -30,8 +30,8 @@ from tfcluster.plans.plan import NodePlan, Plan
 from tfcluster.plans.remote_paths import CACHE
 from tfcluster.rundir import chaos
 from tfcluster.rundir.paths import RunPaths, runtime_dir
+from tfcluster.wire.agent_link import SILENCE_S, AgentLink
 from tfcluster.wire.file_transfer import RemoteFiles, RemoteFilesError
-from tfcluster.wire.link import SILENCE_S, AgentLink
 from tfcluster.wire.messages import Log, Unknown
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import Any
 from tfcluster.agent import foreign_json
 from tfcluster.nodes.sites import Site
 from tfcluster.plans.plan import Command, Gpu, Plan
-from tfcluster.supervision.connectivity import DialPlan
+from tfcluster.supervision.task_network import DialPlan
 from tfcluster.typed_json import from_json
 
 PATIENCE_S = 8.0

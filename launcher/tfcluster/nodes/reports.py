@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 from tfcluster.agent import budgets
 from tfcluster.agent import catalogue as msg
 from tfcluster.agent.message_fields import Event, parse, replace
+from tfcluster.errors import signal_name
 from tfcluster.node_loss import NodeLoss
 from tfcluster.plans.plan import TaskId
 from tfcluster.rundir import chaos
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.chaos import Fault
 from tfcluster.rundir.snapshot import RunSnapshot
-from tfcluster.supervision.failure import signal_name
 from tfcluster.wire.messages import LinkBack, LinkCut
 
 PREPARE = msg.PREPARE

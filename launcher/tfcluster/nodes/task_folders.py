@@ -28,14 +28,14 @@ from tfcluster.nodes.sites import Site
 from tfcluster.plans.plan import Plan, TaskId
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.wire.file_transfer import FilesStalledError, RemoteFiles, RemoteFilesError
-from tfcluster.wire.file_trees import Sent, announce
-from tfcluster.wire.remote_source import RemoteSource, grows, is_same
+from tfcluster.wire.file_trees import FileToSend, announce
+from tfcluster.wire.remote_source import RemoteSource, is_same, only_grows
 
 _KEPT_FOR_READERS = 5
 """The number of checkpoints that stay for a slow evaluator, however few the store keeps."""
 
 
-def files_to_send(folder: Path, state: Sequence[Gathered]) -> list[Sent]:
+def files_to_send(folder: Path, state: Sequence[Gathered]) -> list[FileToSend]:
     """Return the files that a task's directory needs to continue from `state`.
 
     `folder`: an empty folder on the store's disk, where hard links keep the files while they are
@@ -44,16 +44,16 @@ def files_to_send(folder: Path, state: Sequence[Gathered]) -> list[Sent]:
     return [*_kept_files(folder, state), *_names(folder / "names", state)]
 
 
-def _kept_files(folder: Path, state: Sequence[Gathered]) -> list[Sent]:
+def _kept_files(folder: Path, state: Sequence[Gathered]) -> list[FileToSend]:
     """Return the files of the checkpoints in `state`, for `files_to_send`."""
-    files: dict[str, Sent] = {}
+    files: dict[str, FileToSend] = {}
     for gathered in state:
         digests = dict(zip(gathered.checkpoint.files, gathered.digests, strict=True))
         for entry in gathered.checkpoint.all_files:
             kept = folder / str(len(files))
             _keep(gathered, entry, kept)
             known = digests.get(entry)
-            files[entry.path] = Sent(entry.path, kept, mtime_ns=entry.mtime_ns, sha512=known)
+            files[entry.path] = FileToSend(entry.path, kept, mtime_ns=entry.mtime_ns, sha512=known)
     return list(files.values())
 
 
@@ -64,13 +64,13 @@ def _keep(gathered: Gathered, entry: Entry, kept: Path) -> None:
         gathered.copy(entry, kept)
 
 
-def _names(folder: Path, state: Sequence[Gathered]) -> list[Sent]:
+def _names(folder: Path, state: Sequence[Gathered]) -> list[FileToSend]:
     """Return the ``checkpoint`` files that name the checkpoints of `state`, made in `folder`."""
     for inside in {PurePosixPath(path).parent for path in _paths(state)}:
         (folder / inside).mkdir(parents=True, exist_ok=True)
     name_checkpoints(folder, state)
     return [
-        Sent(entry.path, folder / entry.path, mtime_ns=entry.mtime_ns)
+        FileToSend(entry.path, folder / entry.path, mtime_ns=entry.mtime_ns)
         for entry in scan(folder)
         if not entry.path.endswith("/")
     ]
@@ -86,13 +86,13 @@ class Target(Protocol):
     @property
     def folder(self) -> PurePath: ...
 
-    async def replace(self, files: Sequence[Sent]) -> None:
+    async def replace(self, files: Sequence[FileToSend]) -> None:
         """Have it hold exactly `files`, all at once."""
 
     async def paths(self) -> set[str]:
         """Return what it holds."""
 
-    async def add(self, files: Sequence[Sent], removed: Sequence[str]) -> None:
+    async def add(self, files: Sequence[FileToSend], removed: Sequence[str]) -> None:
         """Add the files in their order, each whole, and then delete the paths in `removed`."""
 
 
@@ -105,13 +105,13 @@ class LocalTarget:
     async def paths(self) -> set[str]:
         return {entry.path for entry in await asyncio.to_thread(scan, self.folder)}
 
-    async def replace(self, files: Sequence[Sent]) -> None:
+    async def replace(self, files: Sequence[FileToSend]) -> None:
         """Have it hold exactly `files`; what it held before is kept beside it."""
         await asyncio.to_thread(
             self._put, files, partial(incoming.replace_folder, kept=f"{self.folder}.replaced")
         )
 
-    async def add(self, files: Sequence[Sent], removed: Sequence[str]) -> None:
+    async def add(self, files: Sequence[FileToSend], removed: Sequence[str]) -> None:
         def add(into: str, entries: Sequence[FileEntry], put: incoming.Put) -> None:
             incoming.add_files(into, entries, removed, put)
 
@@ -119,7 +119,7 @@ class LocalTarget:
 
     def _put(
         self,
-        files: Sequence[Sent],
+        files: Sequence[FileToSend],
         put_all: Callable[[str, Sequence[FileEntry], incoming.Put], None],
     ) -> None:
         """Put files here as an agent does. Raises SourceChangedError for damaged ones."""
@@ -149,7 +149,7 @@ class RemoteTarget:
     async def paths(self) -> set[str]:
         return {path for path, _, _ in await self.files().scan(str(self.folder))}
 
-    async def replace(self, files: Sequence[Sent]) -> None:
+    async def replace(self, files: Sequence[FileToSend]) -> None:
         """Have it hold exactly `files`; a node that is lost meanwhile is reported by its link."""
         try:
             await self.files().send_tree(str(self.folder), files, keep=False)
@@ -157,7 +157,7 @@ class RemoteTarget:
             if not self.is_lost():
                 raise
 
-    async def add(self, files: Sequence[Sent], removed: Sequence[str]) -> None:
+    async def add(self, files: Sequence[FileToSend], removed: Sequence[str]) -> None:
         await self.files().add_files(str(self.folder), files, removed=removed)
 
 
@@ -212,7 +212,9 @@ class Follower:
         self._placed = staying
 
 
-def _files_of(folder: Path, new: Sequence[Gathered], staying: Sequence[Gathered]) -> list[Sent]:
+def _files_of(
+    folder: Path, new: Sequence[Gathered], staying: Sequence[Gathered]
+) -> list[FileToSend]:
     """Return the files of the `new` checkpoints, and last those that name all `staying`."""
     return [*_kept_files(folder, new), *_names(folder / "names", staying)]
 
@@ -326,7 +328,7 @@ class TaskFolders:
             if PurePosixPath(entry.path).parts[0] in folders:
                 target = self._paths.curves / entry.path
                 try:
-                    if grows(entry.path):
+                    if only_grows(entry.path):
                         source.follow(entry, target, stopped=stopped)
                     elif not entry.path.endswith("/") and not is_same(target, entry):
                         source.copy(entry, target, stopped=stopped)

@@ -313,6 +313,16 @@ class Plan:
         return replace(self, tasks=tasks, elsewhere=elsewhere)
 
     @property
+    def forms_gang(self) -> bool:
+        """False for `plain` tasks, which wait for no other."""
+        return self.kind != "plain"
+
+    @property
+    def is_synchronous(self) -> bool:
+        """True if all workers take every step together."""
+        return self.kind == "training" and self.strategy == "multi_worker_mirrored"
+
+    @property
     def by_hand(self) -> tuple[TaskPlan, ...]:
         """The tasks of this run that the user starts (`up --except`)."""
         return () if self.joins else self.elsewhere

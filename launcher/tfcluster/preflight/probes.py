@@ -30,8 +30,8 @@ from tfcluster.preflight.preflight_report import Finding, PreflightReport
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.task_logs import last_text
 from tfcluster.spec.cluster import is_loopback
-from tfcluster.supervision import connectivity
-from tfcluster.supervision.connectivity import DialPlan, between
+from tfcluster.supervision import task_network
+from tfcluster.supervision.task_network import DialPlan, plan_dials
 
 PROBE_S = 60.0
 """Time for a Python to start, maybe from a slow file server, and for all its checks."""
@@ -58,7 +58,7 @@ async def probe_nodes(
     """
     hub, nodes = answers.hub, tuple(nodes)
     built = await asyncio.to_thread(bundle.build)
-    dials = between(plan, nodes, ports)
+    dials = plan_dials(plan, nodes, ports)
     for name in nodes:
         order = probe_order(plan, hub.site(name), dials, deep=deep, shared=shared)
         hub.send(name, orders.start_probe(PREFLIGHT, plan, hub.site(name), order, built.digest))
@@ -151,23 +151,23 @@ async def probe_links(
     """
     built = await asyncio.to_thread(bundle.build)
     names = [node.name for node in plan.nodes if hub.has_reached(node.name)]
-    dials = between(plan, names, orders.held_ports(hub, names))
+    dials = plan_dials(plan, names, orders.held_ports(hub, names))
     for name in names:
-        order = connectivity.order_for(name, dials, attempt)
+        order = task_network.order_for(name, dials, attempt)
         hub.forget(name, *END_REPLIES, step=LINKS)
         hub.send(name, orders.start_probe(LINKS, plan, hub.site(name), order, built.digest))
     hub.put(lambda: None)  # wakes the loop, which sends
     loop = asyncio.get_running_loop()
-    until = loop.time() + connectivity.ANSWER_S
+    until = loop.time() + task_network.ANSWER_S
     while loop.time() < until and not is_over():
         if all(hub.answer(name, *END_REPLIES, step=LINKS) is not None for name in names):
             break
         await asyncio.sleep(_POLL_S)
-    cuts: list[connectivity.Cut] = []
+    cuts: list[task_network.Cut] = []
     for name in names:
         if lines := last_text(paths.step_log(LINKS, name)).splitlines():
-            cuts += connectivity.parse_report(name, lines[-1], attempt=attempt)
-    return connectivity.find_lost_links(cuts, chief_node=plan.task(plan.chief).node)
+            cuts += task_network.parse_report(name, lines[-1], attempt=attempt)
+    return task_network.find_lost_links(cuts, chief_node=plan.task(plan.chief).node)
 
 
 def probe_this_node(plan: Plan, nodes: Sequence[str]) -> PreflightReport:

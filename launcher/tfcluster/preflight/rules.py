@@ -92,7 +92,7 @@ def needs_of(plan: Plan, script_sha256: str | None = None) -> Needs:
                 highest[task.node] = max(highest.get(task.node, 0), index)
     return Needs(
         tensorflow=plan.needs_tensorflow,
-        gang=known and plan.kind == "training" and plan.strategy == "multi_worker_mirrored",
+        gang=known and plan.is_synchronous,
         nccl=nccl,
         with_gpus={
             task.node

@@ -28,7 +28,7 @@ def first_state(plan: Plan, paths: RunPaths, identity: ProcessIdentity, now: flo
             TaskSnapshot(task=str(task.id), node=task.node, address=task.address)
             for task in plan.tasks
         ],
-        is_synchronous=plan.strategy == "multi_worker_mirrored" and plan.kind == "training",
+        is_synchronous=plan.is_synchronous,
         by_hand={str(task.id): task.address for task in plan.by_hand},
         host=identity.host,
         boot_id=identity.boot_id,
@@ -116,11 +116,11 @@ class _Changes:
     def run_queued(self, event: ev.RunQueued) -> None:
         self._move_run(event.type)
         self.state.gathering = self.state.tensorboard = None  # they ended with the coordinator
-        self.state.waits_for = f"nodes: {event.reason}"
+        self.state.queue_reason, self.state.waits_for = event.reason, f"nodes: {event.reason}"
 
     def nodes_allocated(self, event: ev.NodesAllocated) -> None:
         self._move_run(event.type)
-        self.state.waits_for = None
+        self.state.waits_for = self.state.queue_reason = None
         for task, address in event.addresses.items():
             self.state.task(task).address = address
 
@@ -297,7 +297,8 @@ class _Changes:
             self.now,
         )
         state.reason, state.hint = event.reason, event.hint
-        state.waits_for = state.gathering = state.tensorboard = state.stall = None
+        state.waits_for = state.queue_reason = state.gathering = state.tensorboard = None
+        state.stall = None
         for task in self.state.tasks:
             _move_task(task, "node_lost" if self._has_lost_node(task) else event.type)
             if task.pid is not None:

@@ -293,7 +293,7 @@ def runs(home_dir: Path | None = None) -> list[tuple[RunPaths, RunSnapshot]]:
 def list_runs(home_dir: Path | None = None) -> RunListing:
     """Read the states of all runs, the damaged ones apart. Raises RunFolderError."""
     listing = RunListing()
-    for folder in _folders((home_dir or home()) / "runs"):
+    for folder in run_folders((home_dir or home()) / "runs"):
         paths = RunPaths(folder)
         try:
             listing.runs.append((paths, load(paths)))
@@ -305,7 +305,8 @@ def list_runs(home_dir: Path | None = None) -> RunListing:
     return listing
 
 
-def _folders(folder: Path) -> list[Path]:
+def run_folders(folder: Path) -> list[Path]:
+    """Return the folders of runs in `folder`. Raises RunFolderError."""
     try:
         with os.scandir(folder) as entries:
             return [Path(entry.path) for entry in entries if entry.is_dir()]

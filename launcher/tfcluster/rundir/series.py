@@ -38,6 +38,8 @@ TIMELINE: Final = frozenset(
 )
 """The types of the events of a timeline."""
 
+POINTS: Final = 600
+"""The points of a curve, where no other number is asked for."""
 _SPEEDS: Final = ("steps_per_second", "examples_per_second")
 _USAGE: Final = ("rss_bytes", "cores", "gpu", "gpu_memory_bytes")
 _NON_FINITE: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -114,7 +116,7 @@ class History:
         }
 
 
-def read_history(paths: RunPaths, *, most: int = 600) -> History:
+def read_history(paths: RunPaths, *, most: int = POINTS) -> History:
     """Return what happened in a run, from its ``events.jsonl``.
 
     A curve has at most `most` points, fewer with many tasks; its least and greatest values stay.

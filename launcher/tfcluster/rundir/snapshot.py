@@ -231,6 +231,8 @@ class RunSnapshot:
     """The files that the run waits for: what, and where it is known node, bytes, of."""
     waits_for: str | None = None
     """The reason in words for which a restart waits: a pause or a node's lease."""
+    queue_reason: str | None = None
+    """The reason for which a queued run waits, in its scheduler's words."""
     stall: Record | None = None
     """The explanation of a stall: `since` (the last sign of work), `what` (one line: the tasks that
     are waited for, and where), `causes`, and `tasks`: task → where it is."""
@@ -316,5 +318,4 @@ def describe_failure(state: RunSnapshot) -> tuple[str, str]:
     cause = (state.diagnosis or {}).get("root_cause", {})
     why = state.reason or (f"{cause['task']}: {cause['reason']}" if "reason" in cause else "")
     fix = state.hint or cause.get("hint") or f"`tfcluster logs {state.run}` shows the output"
-    status = str(state.status).replace("_", " ")
-    return f"{state.run}: {status}" + (f": {why}" if why else ""), fix
+    return f"{state.run}: {state.status.words}" + (f": {why}" if why else ""), fix

@@ -30,6 +30,11 @@ class Status(StrEnum):
     def is_final(self) -> bool:
         return self in _FINAL
 
+    @property
+    def words(self) -> str:
+        """The status as a sentence has it: ``timed out``."""
+        return self.replace("_", " ")
+
 
 _FINAL = frozenset(
     {Status.SUCCEEDED, Status.FAILED, Status.TIMED_OUT, Status.INTERRUPTED, Status.LOST}

@@ -42,6 +42,7 @@ _SHARD: Final = (
     "`strategy.experimental_distribute_dataset(dataset)`, or in a function of an input context"
     " `dataset.shard(context.num_input_pipelines, context.input_pipeline_id)`"
 )
+_RESTORE: Final = CIRCUMSTANCES["states_differ"].hint
 _SHARD_ONCE: Final = (
     "remove `.shard`, or set `options.experimental_distribute.auto_shard_policy ="
     " tf.data.experimental.AutoShardPolicy.OFF`"
@@ -110,10 +111,7 @@ def find_same_data(workers: Sequence[Member]) -> str | None:
     same = next((names for names in readers.values() if len(names) > 1), None)
     if same is None:
         return None
-    return (
-        f"{join_first(same)} train on the same batches, so they all do the same work"
-        f"{FIX.format(_SHARD)}"
-    )
+    return f"{join_first(same)} train on the same batches, so they all do the same work"
 
 
 def find_double_sharding(workers: Sequence[Member]) -> str | None:
@@ -166,8 +164,7 @@ def find_different_states(workers: Sequence[Member]) -> str | None:
         f"{join_first(names)} {'restored ' + join_first(state) if state else 'nothing'}"
         for state, names in sorted(states.items(), key=lambda item: not item[0])
     )
-    fix = FIX.format(CIRCUMSTANCES["states_differ"].hint)
-    return f"the workers start from different states: {found}{fix}"
+    return f"the workers start from different states: {found}"
 
 
 def _numbers(state: tuple[str, ...]) -> tuple[str, ...]:
@@ -237,7 +234,7 @@ class Alerts:
 
     gang: Gang
     messages: dict[AlertKind, str] = field(default_factory=dict)
-    """The alerts so far, but those about losses → their messages."""
+    """The alerts so far, but those about losses → their messages, without a constant fix."""
     losses: Losses = field(default_factory=Losses)
 
     def begin(self) -> None:
@@ -248,9 +245,10 @@ class Alerts:
         """Compare what the tasks have reported about their training."""
         match report:
             case msg.Restored():
-                yield from self._new(AlertKind.STATES_DIFFER, find_different_states(self._workers))
+                message = find_different_states(self._workers)
+                yield from self._new(AlertKind.STATES_DIFFER, message, fix=_RESTORE)
             case msg.FirstBatches():
-                yield from self._new(AlertKind.SAME_DATA, find_same_data(self._workers))
+                yield from self._new(AlertKind.SAME_DATA, find_same_data(self._workers), fix=_SHARD)
             case msg.Sharded():
                 yield from self._new(AlertKind.SHARDED_TWICE, find_double_sharding(self._workers))
 
@@ -271,14 +269,14 @@ class Alerts:
     @property
     def _workers(self) -> list[Member]:
         """The tasks that train one model together, if those of the plan are meant to."""
-        plan = self.gang.plan
-        is_meant = plan.kind == "training" and plan.strategy == "multi_worker_mirrored"
+        is_meant = self.gang.plan.is_synchronous
         return self.gang.members(lambda member: member.trains_together) if is_meant else []
 
-    def _new(self, kind: AlertKind, message: str | None) -> Iterator[ev.Alert]:
+    def _new(self, kind: AlertKind, message: str | None, *, fix: str = "") -> Iterator[ev.Alert]:
         """Yield an alert of this `kind`, once in an attempt; none without a message."""
         if message is not None and kind not in self.messages:
             self.messages[kind] = message
+            message += FIX.format(fix) if fix else ""
             yield ev.Alert(kind=str(kind), message=message, attempt=self.gang.number)
 
 

@@ -34,23 +34,23 @@ class Next(Enum):
     FAILED = "all tasks have ended and some failed"
 
 
-def judge(tasks: Collection[Member], *, chief: Member | None, gang: bool) -> Next:
+def judge(tasks: Collection[Member], *, chief: Member | None, forms_gang: bool) -> Next:
     """Return the next step for `tasks`, of those with equal `standing` at least one.
 
-    `gang` is false where they form no cluster.
+    `forms_gang` is false where they form no cluster.
     """
-    chief_done = chief is not None and chief.is_ok and gang
+    chief_done = chief is not None and chief.is_ok and forms_gang
     failures = [task for task in tasks if is_failure(task, chief_done=chief_done)]
     if not any(task.may_run for task in tasks):
         return Next.FAILED if failures else Next.SUCCEED
-    if gang and (together := [task for task in failures if not task.restarts_alone]):
+    if forms_gang and (together := [task for task in failures if not task.restarts_alone]):
         # A task that restarts alone stops no other, and may outlive all others for ever.
         cause_may_come = any(t.may_run and t.is_core and not t.restarts_alone for t in tasks)
         has_cause = any(not task.is_collateral for task in together)
         return Next.FAIL if has_cause or not cause_may_come else Next.AWAIT_CAUSE
     if chief_done:
         return Next.FINISH
-    return Next.DESERTED if gang and _is_deserted(tasks, chief) else Next.GO_ON
+    return Next.DESERTED if forms_gang and _is_deserted(tasks, chief) else Next.GO_ON
 
 
 def is_failure(task: Member, *, chief_done: bool) -> bool:
@@ -75,7 +75,7 @@ def _is_deserted(tasks: Collection[Member], chief: Member | None) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class StopRequest:
     """A request to end the run; `now` kills its tasks at once."""
 
     why: str
@@ -133,7 +133,7 @@ class StopTasks:
 
 
 @dataclass(frozen=True, slots=True)
-class TakeStacks:
+class AskForStacks:
     """An order to have `tasks` write the stacks of their threads to their logs.
 
     Then call `Supervisor.stacks_taken` for each.
@@ -153,7 +153,7 @@ class StartAlone:
 
 @dataclass(frozen=True, slots=True)
 class GatherCheckpoints:
-    """An order to gather the last checkpoints, then call `Supervisor.checkpoints_gathered`."""
+    """An order to gather the last checkpoints, then call `Supervisor.all_checkpoints_gathered`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +183,7 @@ class ReadLogs:
 Action = (
     Record
     | StopTasks
-    | TakeStacks
+    | AskForStacks
     | StartAlone
     | GatherCheckpoints
     | DropNode

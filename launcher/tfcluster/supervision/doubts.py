@@ -19,9 +19,14 @@ from dataclasses import replace
 from pathlib import PurePath
 
 from tfcluster.agent import catalogue as msg
-from tfcluster.supervision.failure import describe_exception
+from tfcluster.errors import join_first
+from tfcluster.supervision.failure import CIRCUMSTANCES, describe_exception
+from tfcluster.supervision.known_errors import KnownError
 from tfcluster.supervision.log_errors import exception_from_report
 from tfcluster.supervision.member import Member
+
+_MOST_NAMED = 3
+"""The number of ended tasks that a reason lists."""
 
 
 def warnings_about(member: Member) -> Iterator[str]:
@@ -72,24 +77,38 @@ def _steps_of(member: Member) -> str:
     return f"step {member.step:,}" + (f" of {member.total_steps:,}" if member.total_steps else "")
 
 
-def explain_early_end(member: Member, finished: Sequence[Member]) -> tuple[Member, str] | None:
-    """Return the first task that ended with 0 before its training was over, and the reason.
+def explain_lone_work(
+    member: Member, finished: Sequence[Member], place: str
+) -> tuple[Member, str, KnownError]:
+    """Return who is to blame that `member` still needed the `finished` tasks, the reason, the hint.
 
-    `member` has failed because it waited for one of the `finished`; None if none ended early.
+    That is the first of them that ended with 0 before its training was over, else `member` itself.
+    `place`: the file and line of the script where it needed them, or "".
     """
+    where = f" ({place})" if place else ""
     for other in finished:
         if reason := _left_early(other, member):
-            return other, f"{other.name} {reason} and ended with exit code 0"
-    return None
+            ended = f"{other.name} {reason} and ended with exit code 0"
+            known = CIRCUMSTANCES["ended_early"]
+            return other, f"{ended}; {member.name} waited for it{where}", known
+    names = join_first([other.name for other in finished], _MOST_NAMED)
+    alone = CIRCUMSTANCES["chief_alone"]
+    last = max((other.step for other in finished if other.step is not None), default=None)
+    if member.step is not None and last is not None and (member.total_steps or member.step) > last:
+        total = "" if member.total_steps is None else f" of {member.total_steps:,}"
+        steps = f"step {member.step:,}{total} against {last:,}"
+        return member, f"{names} had ended; {member.name} still trained{where}: {steps}", alone
+    reason = f"did alone what all workers must do{where}: {names} had ended before"
+    return member, reason, alone
 
 
 def _left_early(member: Member, waiting: Member) -> str:
     """Return how a task that has ended left the training; an empty string if it did its part."""
     if (doubt := member.doubts.get("fit")) is not None:
         at = _steps_of(member)
-        why = {None: "", "SystemExit": " with sys.exit"}.get(doubt.exception)
-        why = f" with {_describe(doubt)}" if why is None else why
-        return f"had left `fit`{at and f' at {at}'}{why}"
+        how = {None: "", "SystemExit": " with sys.exit"}.get(doubt.exception)
+        how = f" with {_describe(doubt)}" if how is None else how
+        return f"had left `fit`{at and f' at {at}'}{how}"
     still_trained = "fit" in waiting.doubts or (waiting.step or 0) > (member.step or 0)
     if not (still_trained and member.is_hooked):
         return ""

@@ -16,13 +16,13 @@ from tfcluster.supervision import verdicts
 from tfcluster.supervision.alerts import AlertKind, Alerts
 from tfcluster.supervision.decisions import (
     Action,
+    AskForStacks,
     GatherCheckpoints,
     Next,
     NextAttempt,
     Outcome,
     Record,
     StopTasks,
-    TakeStacks,
 )
 from tfcluster.supervision.failure import Failure
 from tfcluster.supervision.gang import Gang
@@ -60,9 +60,9 @@ class AttemptEnd:
     run_id: str
     """The run's id, for the commands in its messages."""
     stage: Stage = Stage.STARTING
-    verdict: Next = Next.GO_ON
-    timers: dict[str, float] = field(default_factory=dict)
-    """Timer → when it is due; those of one task are called ``NAME TASK``."""
+    next_step: Next = Next.GO_ON
+    timers: dict[tuple[str, str], float] = field(default_factory=dict)
+    """The kind of a timer, and its task or an empty string → when it is due."""
     orders: list[Action] = field(default_factory=list)
     """The orders that the coordinator has not taken yet."""
     why_end: str = ""
@@ -80,18 +80,13 @@ class AttemptEnd:
         return self.plan.supervision
 
     @property
-    def forms_gang(self) -> bool:
-        """False for `plain` tasks, which wait for no other."""
-        return self.plan.kind != "plain"
-
-    @property
     def is_training(self) -> bool:
         return self.stage is Stage.TRAINING
 
     @property
     def is_finishing(self) -> bool:
         """True after the chief's success, while other tasks still run."""
-        return self.verdict is Next.FINISH
+        return self.next_step is Next.FINISH
 
     @property
     def is_ending(self) -> bool:
@@ -105,8 +100,10 @@ class AttemptEnd:
 
     # -- orders and timers ------------------------------------------------------------------
 
-    def record(self, event: Event) -> None:
-        self.orders.append(Record(event))
+    def record(self, event: Event | None) -> None:
+        """Have an event recorded, if there is one."""
+        if event is not None:
+            self.orders.append(Record(event))
 
     def record_all(self, events: Iterable[Event]) -> None:
         self.orders += map(Record, events)
@@ -117,7 +114,7 @@ class AttemptEnd:
     def begin(self, number: int, members: tuple[TaskId, ...]) -> list[TaskId]:
         """Begin attempt `number`; return the tasks to start, without an evaluator that runs."""
         to_start = self.gang.enlist(members, number)
-        self.verdict, self.stage = Next.GO_ON, Stage.TRAINING
+        self.next_step, self.stage = Next.GO_ON, Stage.TRAINING
         self.next_attempt, self.ending = None, None
         self.keep_timers("run")
         return to_start
@@ -132,7 +129,7 @@ class AttemptEnd:
     ) -> None:
         """Order `members` to stop; if `grace_s` is None each gets as long as it can use."""
         self.grace_if_late_s = grace_s
-        graces = [self.grace_s(member, grace_s) for member in members]
+        graces = [self.grace_of(member, grace_s) for member in members]
         tasks = defaultdict[tuple[str, float], list[str]](list)
         for member, grace in zip(members, graces, strict=True):
             tasks[member.node, grace].append(member.name)
@@ -145,46 +142,50 @@ class AttemptEnd:
             self.gang.put(replace(member, is_stopping=True, answer_by=answer_by))
             self.record(ev.TaskStopping(task=member.name, attempt=member.attempt, why=why))
 
-    def grace_s(self, member: Member, grace_s: float | None) -> float:
+    def grace_of(self, member: Member, grace_s: float | None) -> float:
         """Return how long, in seconds, `stop` would wait for `member` after SIGTERM."""
         return member.stop_grace_s(self.policy.grace_s) if grace_s is None else grace_s
 
     def take_stacks(self) -> list[str]:
         """Order the stacks of hooked tasks that run; return these tasks."""
         hooked = [member for member in self.gang.running() if member.is_hooked]
-        hooked.sort(key=lambda m: (m.step if m.step is not None else -1, m.heard_at or 0.0))
+        hooked.sort(key=lambda member: member.advance)
         tasks = defaultdict[str, list[str]](list)
         for member in hooked[:_MOST_STACKS]:
             tasks[member.node].append(member.name)
-        self.orders += [TakeStacks(node, tuple(names)) for node, names in tasks.items()]
+        self.orders += [AskForStacks(node, tuple(names)) for node, names in tasks.items()]
         return [name for names in tasks.values() for name in names]
 
-    def set_timer(self, name: str, at: float | None) -> None:
-        """Set timer `name` to `at`, or clear it if `at` is None."""
+    def set_timer(self, kind: str, at: float | None, task: str = "", *, anew: bool = True) -> None:
+        """Set a timer to `at`, or clear it if `at` is None; one that runs stays unless `anew`."""
         if at is None:
-            self.timers.pop(name, None)
-        else:
-            self.timers[name] = at
+            self.timers.pop((kind, task), None)
+        elif anew or (kind, task) not in self.timers:
+            self.timers[kind, task] = at
 
-    def keep_timers(self, *names: str) -> None:
-        """Clear all timers but `names` and those of evaluators that are stopped (SIGSTOP).
+    def has_timer(self, kind: str) -> bool:
+        return (kind, "") in self.timers
+
+    def keep_timers(self, *kinds: str) -> None:
+        """Clear all timers but `kinds` and those of evaluators that are stopped (SIGSTOP).
 
         An evaluator goes on when the gang is stopped. A task that waits for its restart starts with
         the next gang, so restart timers are cleared.
         """
-        kept = {*names, *(f"frozen {m.id}" for m in self.gang if not m.is_core)}
-        self.timers = {name: at for name, at in self.timers.items() if name in kept}
+        kept = {(kind, "") for kind in kinds}
+        kept |= {("frozen", member.name) for member in self.gang if not member.is_core}
+        self.timers = {timer: at for timer, at in self.timers.items() if timer in kept}
 
     def watch_agents(self) -> None:
         """Set the timer by which agents must have reported the ordered starts and stops."""
-        due = [member.due_by for member in self.gang.unlike if member.due_by is not None]
+        due = [member.due_by for member in self.gang.distinct if member.due_by is not None]
         self.set_timer("agents", min(due, default=None))
 
     # -- stages -----------------------------------------------------------------------------
 
     def enter_next_stage(self) -> None:
         """Enter the next stage if all tasks that the present one waits for have ended."""
-        tasks = self.gang.unlike
+        tasks = self.gang.distinct
         if self.stage is Stage.ENDING_GANG:
             if not any(task.is_core and (task.is_running or task.is_awaited) for task in tasks):
                 self.stage = Stage.GATHERING
@@ -192,7 +193,7 @@ class AttemptEnd:
         elif self.stage is Stage.ENDING_RUN:
             awaits = self.grace_if_late_s != 0.0  # else what starts late is killed with its agent
             if not any(task.is_running or (task.is_awaited and awaits) for task in tasks):
-                self.conclude(self.gang.judge())
+                self.set_outcome(self.gang.judge())
 
     def end_gang(self, why: str, now: float, *, grace_s: float | None = FAILURE_GRACE_S) -> None:
         """Stop all tasks except evaluators, which can go on with the next attempt's checkpoints.
@@ -214,28 +215,28 @@ class AttemptEnd:
         if self.gang.failures and outcome.status is not Status.INTERRUPTED:
             self.diagnose()
         running = self.gang.running()
-        self.settle(outcome)
-        longest = max((self.grace_s(member, grace_s) for member in running), default=0.0)
+        self.end_once_stopped(outcome)
+        longest = max((self.grace_of(member, grace_s) for member in running), default=0.0)
         is_announced = self.gang.is_announced or None
         self.record(ev.RunStopping(why=why, grace_s=longest, is_announced=is_announced))
         self.stop_tasks(running, why, now, grace_s=grace_s)
 
-    def settle(self, outcome: Outcome) -> None:
+    def end_once_stopped(self, outcome: Outcome) -> None:
         """End the run with `outcome` once all tasks that run have ended."""
         self.ending, self.stage, self.next_attempt = outcome, Stage.ENDING_RUN, None
         self.timers.clear()
 
-    def fail(self, cause: Failure, why: str, now: float) -> None:
+    def fail_run(self, cause: Failure, why: str, now: float) -> None:
         """End the run as failed because of `cause`, which is not restarted for `why`."""
         self.diagnose(why, cause)
-        self.settle(verdicts.outcome_of(cause, why, self.plan, self.run_id))
+        self.end_once_stopped(verdicts.outcome_of(cause, why, self.plan, self.run_id))
         self.stop_tasks(self.gang.running(), "another task failed", now)
 
-    def conclude(self, verdict: Next) -> None:
+    def set_outcome(self, next_step: Next) -> None:
         self.record_all(self.alerts.of_lone_training(is_over=True))
         if self.ending is not None:
             self.outcome = self.ending
-        elif verdict in (Next.SUCCEED, Next.FINISH):
+        elif next_step in (Next.SUCCEED, Next.FINISH):
             for failure in (*self.gang.failures, *self.gang.task_failures):
                 self.warn(f"{failure.task} failed once the chief had succeeded: {failure.reason}")
             self.record_all(self.alerts.of_no_step())
@@ -245,26 +246,27 @@ class AttemptEnd:
             why = "it is not restarted"
             self.outcome = verdicts.outcome_of(self.cause(), why, self.plan, self.run_id)
 
-    def act_on(self, verdict: verdicts.Blame, now: float) -> None:
-        """Blame the tasks of a verdict, have stacks written if it wants them, and stop tasks."""
-        for member, description in verdict.blamed:
-            self.gang.blame(member, verdict.kind, description)
-        self.ending = verdict.outcome or self.ending
-        if verdict.wants_stacks:
+    def act_on(self, blame: verdicts.Blame, now: float) -> None:
+        """Blame the tasks of `blame`, have stacks written if it wants them, and stop tasks."""
+        for member, description in blame.blamed:
+            self.gang.blame(member, blame.kind, description)
+        self.ending = blame.outcome or self.ending
+        if blame.wants_stacks:
             self.take_stacks()
             self.set_timer("start", None)
             self.set_timer("stall", None)
-            self.timers["stacks"], self.why_end = now + STACKS_S, verdict.why_end
-        elif verdict.outcome is not None:
-            if not verdict.blamed:
+            self.set_timer("stacks", now + STACKS_S)
+            self.why_end = blame.why_end
+        elif blame.outcome is not None:
+            if not blame.blamed:
                 self.diagnose()
-            self.end_run(verdict.why_end, verdict.outcome, now)
+            self.end_run(blame.why_end, blame.outcome, now)
         else:
-            blamed = [self.gang[member.name] for member, _ in verdict.blamed]
+            blamed = [self.gang[member.name] for member, _ in blame.blamed]
             frozen = [member for member in blamed if member.frozen_by is not None]
-            self.stop_tasks(frozen, verdict.why_end, now, grace_s=0.0)
+            self.stop_tasks(frozen, blame.why_end, now, grace_s=0.0)
             if not blamed or not all(member.restarts_alone for member in blamed):
-                self.end_gang(verdict.why_end, now)
+                self.end_gang(blame.why_end, now)
 
     # -- causes -----------------------------------------------------------------------------
 
@@ -279,7 +281,7 @@ class AttemptEnd:
         It is `cause` if that is not among the failures of the attempt: a node was not reached
         afterwards.
         """
-        core = [] if self.plan.kind == "plain" else self.gang.core()
+        core = self.gang.core() if self.plan.forms_gang else []
         failures = self._failures
         event = verdicts.diagnosis(
             failures if cause is None or cause in failures else [cause],
@@ -288,8 +290,7 @@ class AttemptEnd:
             not_restarted=not_restarted,
             state=self.alerts.messages.get(AlertKind.STATES_DIFFER, ""),
         )
-        if event is not None:
-            self.record(event)
+        self.record(event)
 
     @property
     def _failures(self) -> list[Failure]:

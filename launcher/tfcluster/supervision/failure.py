@@ -14,6 +14,7 @@ from pathlib import PurePath
 from typing import Any, Final
 
 from tfcluster import kinds
+from tfcluster.errors import signal_name
 from tfcluster.node_loss import LossNature
 from tfcluster.plans.keras_settings import SWITCH, KerasPatch
 from tfcluster.supervision import log_errors
@@ -37,7 +38,7 @@ WHY_UNPATCHED: Mapping[KerasPatch, str] = {
 """The state of a task's patch → why its Keras 3 failed like an unpatched one, and what to do."""
 FIX: Final = ". Fix: {}"
 """The end of an alert's message."""
-CIRCUMSTANCES: Mapping[str, KnownError] = {
+CIRCUMSTANCES: Mapping[str | int, KnownError] = {
     "SIGKILL": KnownError(
         "sigkill",
         "possible causes: the kernel ran out of memory (see `dmesg`, or the container's limit), a"
@@ -130,8 +131,8 @@ CIRCUMSTANCES: Mapping[str, KnownError] = {
         "no-cause",
         "every task blames another and none failed by itself: check the network between them",
     ),
-    "exit code 126": KnownError("command-not-found", "the command is not executable"),
-    "exit code 127": KnownError("command-not-found", "the command is not on the task's PATH"),
+    126: KnownError("command-not-found", "the command is not executable"),
+    127: KnownError("command-not-found", "the command is not on the task's PATH"),
 }
 """Kind of a failure, signal name or exit code → its usual cause."""
 
@@ -441,12 +442,12 @@ class Failure:
     @property
     def _explanation(self) -> KnownError | None:
         """The known error, else the usual cause of such an end, or None."""
-        end = str(self.kind)
+        end: str | int | None = str(self.kind)
         if self.kind is Kind.SIGNAL and self.killed_by is not None:
             end = signal_name(self.killed_by)
         elif self.kind is Kind.EXIT_CODE:
-            end = f"exit code {self.exit_code}"
-        return self._known_error or CIRCUMSTANCES.get(end)
+            end = self.exit_code
+        return self._known_error or (None if end is None else CIRCUMSTANCES.get(end))
 
 
 def describe_exception(raised: log_errors.RaisedError, traceback: str = "") -> str:
@@ -462,10 +463,3 @@ def describe_exception(raised: log_errors.RaisedError, traceback: str = "") -> s
 
 def _location(raised: log_errors.RaisedError) -> str:
     return "" if raised.file is None else f"{PurePath(raised.file).name}:{raised.line}"
-
-
-def signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

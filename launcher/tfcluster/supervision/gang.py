@@ -15,9 +15,8 @@ from tfcluster.node_loss import LossNature, NodeLoss
 from tfcluster.plans.plan import Plan, TaskId
 from tfcluster.rundir.events import TaskExited
 from tfcluster.supervision.decisions import Next, judge
-from tfcluster.supervision.doubts import explain_early_end
+from tfcluster.supervision.doubts import explain_lone_work
 from tfcluster.supervision.failure import (
-    CIRCUMSTANCES,
     PREEMPTED,
     TERMINATED,
     Failure,
@@ -30,8 +29,6 @@ from tfcluster.supervision.restart_policy import chief_among
 from tfcluster.supervision.verdicts import root_cause
 
 _SHOWN_FILES = 3
-_MAX_NAMED = 3
-"""The number of ended tasks that a reason lists."""
 
 
 @dataclass
@@ -190,9 +187,13 @@ class Gang:
     # -- questions --------------------------------------------------------------------------
 
     @property
-    def unlike(self) -> list[Member]:
+    def distinct(self) -> list[Member]:
         """One member of each standing."""
         return [next(iter(members.values())) for members in self._alike.values()]
+
+    @property
+    def chief_member(self) -> Member | None:
+        return self.get(str(self.chief))
 
     @property
     def attempt(self) -> int:
@@ -207,21 +208,20 @@ class Gang:
     @property
     def is_nearly_over(self) -> bool:
         """True if a trainer has ended, or the chief has taken the last step that it announced."""
-        chief = self.get(str(self.chief))
+        chief = self.chief_member
         return any(m.is_over and m.is_core for m in self) or (chief is not None and chief.is_done)
 
     def judge(self) -> Next:
         """Return the next step of the run."""
-        chief = self.get(str(self.chief))
-        return judge(self.unlike, chief=chief, gang=self.plan.kind != "plain")
+        return judge(self.distinct, chief=self.chief_member, forms_gang=self.plan.forms_gang)
 
     def members(self, fits: Callable[[Member], bool]) -> list[Member]:
         """Return the members that fit, in the plan's order; `fits` looks at their standing only."""
-        alike = self._alike.items()
-        fitting = {standing for standing, has in alike if fits(next(iter(has.values())))}
+        fitting = {member.standing for member in self.distinct if fits(member)}
         if not fitting:
             return []
-        return [self._members[name] for name, has in self._standing.items() if has in fitting]
+        standings = self._standing.items()
+        return [self._members[name] for name, standing in standings if standing in fitting]
 
     def running(self) -> list[Member]:
         return self.members(lambda member: member.is_running)
@@ -241,7 +241,7 @@ class Gang:
         """
         trains = any(
             member.is_running and member.is_core and not (member.serves or member.waits_for_chief)
-            for member in self.unlike
+            for member in self.distinct
         )
         return self.active(lambda member: member.waits_for_chief or (member.serves and not trains))
 
@@ -264,7 +264,7 @@ class Gang:
             and not (member.serves or member.searches or member.trains_in_step)
         ]
 
-    def satisfied(self, last_step: int | None) -> list[Member]:
+    def done_evaluators(self, last_step: int | None) -> list[Member]:
         """Return the running evaluators that have evaluated the last checkpoint.
 
         Some of them would wait for a further one for ever.
@@ -288,7 +288,7 @@ class Gang:
 
         `exists` is asked about a path of this machine: other nodes are not asked.
         """
-        path, chief = self.saved_model, self.get(str(self.chief))
+        path, chief = self.saved_model, self.chief_member
         if path is None or chief is None or not self.plan.node(chief.node).is_here or exists(path):
             return None
         return (
@@ -318,14 +318,14 @@ class Gang:
         unfinished = {member.name for member in self.unfinished()}
         for member in lost:
             is_free = chief_done and member.is_running and member.name not in unfinished
-            gone = replace(member, is_lost=True, is_cancelled=member.is_cancelled or is_free)
+            lost_member = replace(member, is_lost=True, is_cancelled=member.is_cancelled or is_free)
             failure = replace(
-                gone.bare_failure,
+                lost_member.bare_failure,
                 observed=kind_of_loss(loss.nature),
                 description=loss.reason,
                 loss=loss.nature,
             )
-            self._note(gone, failure)
+            self._note(lost_member, failure)
         return [member.name for member in lost]
 
     def note_exit(
@@ -340,8 +340,8 @@ class Gang:
             if error is not None and self._fails_by_itself(member, error):
                 failure = replace(member.bare_failure, error=error, exit_code=None, signal=None)
                 self._note(member, failure)
-        elif event.signal is None and member.verdict is not None:
-            self.blame(member, Kind.PERMANENT, member.verdict)
+        elif event.signal is None and member.reported_failure is not None:
+            self.blame(member, Kind.PERMANENT, member.reported_failure)
         elif event.exit_code != 0:
             failure = replace(
                 member.bare_failure,
@@ -350,7 +350,7 @@ class Gang:
                 out_of_memory=event.out_of_memory,
             )
             self._note(member, failure)
-            if not any(member.is_running and member.trains_together for member in self.unlike):
+            if not any(member.is_running and member.trains_together for member in self.distinct):
                 self.explain_lone_work()
 
     def explain_lone_work(self) -> bool:
@@ -368,9 +368,9 @@ class Gang:
             member = self[failure.task]
             if not member.trains_together:
                 continue
-            description, known = describe_lone_work(member, finished, failure.place)
-            if (early := explain_early_end(member, finished)) is not None:
-                self.blame(early[0], Kind.PERMANENT, description, known=known)
+            blamed, description, known = explain_lone_work(member, finished, failure.place)
+            if blamed is not member:
+                self.blame(blamed, Kind.PERMANENT, description, known=known)
                 return True
             explained = replace(
                 failure, observed=Kind.PERMANENT, description=description, known=known
@@ -391,7 +391,7 @@ class Gang:
             return []
         return self.members(lambda member: member.trains_together and member.is_ok)
 
-    def attributed(self, event: TaskExited, error: Mapping[str, Any] | None) -> TaskExited:
+    def correct_ended_by(self, event: TaskExited, error: Mapping[str, Any] | None) -> TaskExited:
         """Return `event`, with `ended_by="itself"` where the task was already failing by itself.
 
         Such a task raised its own exception before its agent stopped it. A task that its node's
@@ -452,26 +452,6 @@ class Gang:
     def _note(self, member: Member, failure: Failure) -> None:
         self.put(replace(member, failure=failure))
         (self.task_failures if member.restarts_alone else self.failures).append(failure)
-
-
-def describe_lone_work(
-    member: Member, finished: Sequence[Member], place: str
-) -> tuple[str, KnownError]:
-    """Return why `member` failed, which still needed the `finished` tasks, and the hint.
-
-    `place`: the file and line of the script, or "".
-    """
-    names = join_first([member.name for member in finished], _MAX_NAMED)
-    where = f" ({place})" if place else ""
-    if (early := explain_early_end(member, finished)) is not None:
-        return f"{early[1]}; {member.name} waited for it{where}", CIRCUMSTANCES["ended_early"]
-    alone = CIRCUMSTANCES["chief_alone"]
-    last = max((member.step for member in finished if member.step is not None), default=None)
-    if member.step is not None and last is not None and (member.total_steps or member.step) > last:
-        total = "" if member.total_steps is None else f" of {member.total_steps:,}"
-        steps = f"step {member.step:,}{total} against {last:,}"
-        return f"{names} had ended; {member.name} still trained{where}: {steps}", alone
-    return f"did alone what all workers must do{where}: {names} had ended before", alone
 
 
 _STRATEGY: Final = "tfcluster_workers.strategy.make() for its strategy"

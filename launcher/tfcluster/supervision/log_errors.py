@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +31,7 @@ _RUNTIME_ERROR = re.compile(
 _ROOT_ERRORS = re.compile(r"^\d+ root error\(s\) found\.$", re.MULTILINE)
 _ROOT_ERROR = re.compile(r"^\s*\(\d+\)\s", re.MULTILINE)
 _TRACEBACK = "Traceback (most recent call last)"
-_HEAD = re.compile(r"^((?=[^:]*[a-z])[A-Za-z_][\w.]*)(?:: (.*))?$")
+_EXCEPTION_LINE = re.compile(r"^((?=[^:]*[a-z])[A-Za-z_][\w.]*)(?:: (.*))?$")
 """The line ``ValueError: no``, unlike ``WARNING: …`` or ``RPC: …``, which TensorFlow writes."""
 _FRAME = re.compile(r'^\s+File "([^"]+)", line (\d+)')
 _SYNTAX = re.compile(r"^(?:SyntaxError|IndentationError|TabError)(?:: |$)")
@@ -57,18 +57,18 @@ _CONVERTED = re.compile(
     r'in user code:\s*\n(?:    File ".*\n(?:     .*\n|[ \t]*\n)*)+    (?:\S+: )?'
 )
 """The stack that AutoGraph puts before a message (autograph/pyct/error_utils.py)."""
-_NODE = re.compile(
+_GRAPH_NAMES = re.compile(
     r"\{\{function_node \S+\}\} ?| ?\[Op:__inference_\w+\]|(?<=\]) name: ?(?m:$)"
     r"|\n[ \t]{1,8}\[\[\{\{node (?:\w+/)*Collective\w+\}\}\]\]"
 )
-_AGAIN = re.compile(
+_PASSED_ON = re.compile(
     r"\n?The error could be from a previous operation\. Restart your program to reset\."
     r"|(?<=Collective ops is aborted by: )(?:Collective ops is aborted by: )+"
 )
 """Words that each task adds which passes an error on (base_collective_executor.cc)."""
-_LAYER = re.compile(r"(Exception encountered when calling .{1,200})\.\n\s*")
+_LAYER_NAME = re.compile(r"(Exception encountered when calling .{1,200})\.\n\s*")
 """A line of Keras that only names the layer; the next one says what is wrong."""
-_CALL = re.compile(r"\n+(?:Call a|A)rguments received by (?s:.*)")
+_LAYER_ARGUMENTS = re.compile(r"\n+(?:Call a|A)rguments received by (?s:.*)")
 """A layer's arguments, which Keras appends to its message (src/utils/traceback_utils.py)."""
 _GRPC = re.compile(
     r"\nAdditional GRPC error information from remote target .*\n:?(?:UNKNOWN:[^{\n]*)?\{.*\}"
@@ -82,9 +82,9 @@ _REFUSALS: Mapping[int, re.Pattern[str]] = {
 _CRASH = re.compile(r"^Fatal Python error: (.+)$", re.MULTILINE)
 """The first line that `faulthandler` writes when native code crashes (Python/traceback.c)."""
 _STYLE = re.compile(r"\x1b\[[\d;]*m")
-_TAIL = 25
+_LAST_LINES = 25
 """The number of lines at the end of a log that may say why its task ended."""
-_AFTER = 200
+_LONGEST_MESSAGE = 200
 """The most lines that a message (a graph's stack) may take after the exception's name.
 
 An exception further from the end of the log was caught and did not end the task."""
@@ -122,16 +122,27 @@ def exception_from_report(error: Mapping[str, Any]) -> RaisedError:
 def parse_exception(log: str) -> RaisedError | None:
     """Return the last exception in the log of a Python that exited with 1, or None."""
     lines = _last_traceback(log)
-    at = next((n for n, line in enumerate(lines) if n and _HEAD.match(line)), None)
-    if at is None or (head := _HEAD.match(lines[at])) is None or len(lines) - at > _AFTER:
+    heads = ((n, _EXCEPTION_LINE.match(line)) for n, line in enumerate(lines) if n)
+    at, head = next(((n, head) for n, head in heads if head is not None), (0, None))
+    if head is None or len(lines) - at > _LONGEST_MESSAGE:
         return None
-    frames = [(m[1], int(m[2])) for line in lines[:at] if (m := _FRAME.match(line))]
-    user_frames = [frame for frame in frames if not is_foreign(frame[0])] or frames
+    frames = _frames(lines[:at])
+    user_frames = _user_frames(frames)
     # A SyntaxError's last frame is the place where Python stopped reading.
     chosen = frames if _SYNTAX.match(lines[at]) else user_frames
     file, line = chosen[-1] if chosen else (None, None)
     message = "\n".join([head[2] or "", *lines[at + 1 :]]).strip()
     return RaisedError(head[1], message, file, line)
+
+
+def _frames(lines: Iterable[str]) -> list[tuple[str, int]]:
+    """Return file and line of each frame that a traceback's lines name."""
+    return [(m[1], int(m[2])) for line in lines if (m := _FRAME.match(line))]
+
+
+def _user_frames(frames: list[tuple[str, int]]) -> list[tuple[str, int]]:
+    """Return those in the user's own code; all if none is."""
+    return [frame for frame in frames if not is_foreign(frame[0])] or frames
 
 
 def before_crash(log: str) -> str:
@@ -152,11 +163,8 @@ def parse_crash(log: str) -> RaisedError | None:
         return None
     threads = re.split(r"^(?=(?:Thread|Current thread) 0x|Stack \()", dump, flags=re.MULTILINE)[1:]
     crashed = [thread for thread in threads if thread.startswith("Current")] or threads[-1:]
-    frames = [
-        (m[1], int(m[2])) for line in "".join(crashed).splitlines() if (m := _FRAME.match(line))
-    ]
-    user_frames = [frame for frame in frames if not is_foreign(frame[0])] or frames
-    file, line = user_frames[0] if user_frames else (None, None)
+    frames = _frames("".join(crashed).splitlines())
+    file, line = next(iter(_user_frames(frames)), (None, None))
     return RaisedError(head[1].lower(), "", file, line)
 
 
@@ -164,14 +172,14 @@ def _last_traceback(log: str) -> list[str]:
     start = log.rfind(_TRACEBACK)
     if start >= 0:
         return log[start:].splitlines()
-    lines = log.splitlines()[-_TAIL:]  # a script that cannot be read has no traceback's first line
+    lines = tail(log).splitlines()  # a script that cannot be read has no traceback's first line
     place = next((n for n, line in enumerate(lines) if _FRAME.match(line)), None)
     is_syntax = any(_SYNTAX.match(line) for line in lines)
     return ["", *lines[place:]] if is_syntax and place is not None else []
 
 
 def tail(log: str) -> str:
-    return "\n".join(log.splitlines()[-_TAIL:])
+    return "\n".join(log.splitlines()[-_LAST_LINES:])
 
 
 def is_lost_peer_error(raised: RaisedError, traceback: str = "") -> bool:
@@ -231,9 +239,9 @@ def remove_noise(text: str, *, keeps_stacks: bool = False) -> str:
     `keeps_stacks`: those of graphs stay, which also have lines of the user's code.
     """
     stacks = (_NO_STACK,) if keeps_stacks else (_GRAPH, _CONVERTED)
-    for noise in (*stacks, _GRPC, _AGAIN, _NODE):
+    for noise in (*stacks, _GRPC, _PASSED_ON, _GRAPH_NAMES):
         text = noise.sub("", text)
-    return _LAYER.sub(r"\1: ", text)
+    return _LAYER_NAME.sub(r"\1: ", text)
 
 
 def is_foreign(file: str) -> bool:
@@ -255,7 +263,7 @@ def shorten(text: str, *, place: str = "") -> str:
     layer's arguments. The values of a tensor may be part of a message, so the middle is cut: the
     first and last lines say what is wrong.
     """
-    text = _CALL.sub("", remove_noise(_STYLE.sub("", text)))
+    text = _LAYER_ARGUMENTS.sub("", remove_noise(_STYLE.sub("", text)))
     filled = [line for line in f"{text.rstrip()} {place}".splitlines() if line.strip()]
     shown = [line if len(line) <= _WIDTH else f"{line[:_WIDTH]} …" for line in filled]
     if len(shown) > _MAX_LINES:

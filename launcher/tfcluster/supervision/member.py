@@ -91,7 +91,7 @@ class Member:
     """The number of ended trials of a search: of this tuner, or for the chief, of all tuners."""
     has_searched: bool = False
     """True once its search is over: its further work needs no tuner."""
-    verdict: str | None = None
+    reported_failure: str | None = None
     """The reason it reports for a failure despite exit code 0: every trial of its search failed."""
     doubts: Mapping[str, msg.Doubt] = field(default_factory=dict)
     """The subjects of its doubts → the doubts, which count if it ends with 0."""
@@ -165,6 +165,11 @@ class Member:
         if self.searches:
             return self.trials_ended or None
         return self.step if self.is_core else self.evaluated_step
+
+    @property
+    def advance(self) -> tuple[int, float]:
+        """The order of tasks, the one furthest behind first: by step, then by the last report."""
+        return (-1 if self.step is None else self.step), self.heard_at or 0.0
 
     @property
     def is_collateral(self) -> bool:
@@ -274,7 +279,7 @@ class Member:
             case msg.SearchEnded():
                 return replace(self, has_searched=True)
             case msg.Verdict(reason=reason):
-                return replace(self, verdict=reason)
+                return replace(self, reported_failure=reason)
         return self
 
     def stop_grace_s(self, most_s: float) -> float:

@@ -33,8 +33,7 @@ class Absence(Enum):
 
 def can_resize(plan: Plan) -> bool:
     """Return whether a gang of `plan` can have fewer workers, and more again."""
-    is_whole = not (plan.joins or plan.by_hand)
-    return is_whole and plan.kind == "training" and plan.strategy == "multi_worker_mirrored"
+    return plan.is_synchronous and not (plan.joins or plan.by_hand)
 
 
 def count_of(workers: int) -> str:
@@ -69,27 +68,27 @@ class Membership:
         """Return whether any task of the next gang is on `node`."""
         return any(t.node == node and t.id not in self.absent for t in self.plan.tasks)
 
-    def leave_out(self, tasks: Iterable[TaskId], why: Absence, now: float) -> None:
+    def leave_out(self, tasks: Iterable[TaskId], absence: Absence, now: float) -> None:
         """Leave `tasks` out of the next gang."""
         for task in tasks:
-            self.absent[task] = why
+            self.absent[task] = absence
             if task.trains:
                 self.changed_at = now
 
     # -- nodes that are back ----------------------------------------------------------------
 
-    def on_node(self, node: str) -> list[TaskId]:
+    def left_out_on(self, node: str) -> list[TaskId]:
         """Return the tasks that `node` can take back by itself."""
         return [task for task in self._absent_by_node() if self.plan.task(task).node == node]
 
     def grows_at(self, node: str) -> float | None:
         """Return when tasks of `node` may be taken back at the earliest; None: not by itself."""
         returning = set(self._returning())
-        if self.plan.supervision.grow == "off" or not returning & set(self.on_node(node)):
+        if self.plan.supervision.grow == "off" or not returning & set(self.left_out_on(node)):
             return None
         return (self.changed_at or 0.0) + self.plan.supervision.grow_every_s
 
-    def due(self, now: float) -> tuple[TaskId, ...]:
+    def due_to_join(self, now: float) -> tuple[TaskId, ...]:
         """Return the tasks whose nodes are back, if the gang may grow by itself at this time."""
         since = now - (self.changed_at or 0.0)
         if self.plan.supervision.grow == "off" or since < self.plan.supervision.grow_every_s:
@@ -112,7 +111,7 @@ class Membership:
         return tuple(task for task in startable if task not in excess)
 
     def _absent_by_node(self) -> list[TaskId]:
-        return self._absent_for(lambda why: why is Absence.NODE)
+        return self._absent_for(lambda absence: absence is Absence.NODE)
 
     def _absent_for(self, fits: Callable[[Absence], bool]) -> list[TaskId]:
         """Return the tasks that are left out for reasons that fit, in the plan's order."""
@@ -142,9 +141,9 @@ class Membership:
         least = plan.supervision.min_workers or 1
         most = sum(task.id.trains for task in plan.tasks)
         if not least <= workers <= most:
-            why = f" and supervision.min_workers {least}" if least > 1 else ""
+            limit = f" and supervision.min_workers {least}" if least > 1 else ""
             raise UsageError(
-                f"it cannot have {count_of(workers)}: its spec has {count_of(most)}{why}",
+                f"it cannot have {count_of(workers)}: its spec has {count_of(most)}{limit}",
                 fix=f"write a number from {least} to {most}; for more, {_START_AGAIN}",
             )
 
@@ -153,7 +152,7 @@ class Membership:
         ready = len(self.workers) + len(self._additional())
         if workers <= ready:
             return
-        missing = self._absent_for(lambda why: True)
+        missing = self._absent_for(lambda _: True)
         reasons = [
             f"{task}: {self.absent[task].value if self._is_startable(task) else Absence.NODE.value}"
             for task in missing
@@ -166,7 +165,7 @@ class Membership:
 
     def _additional(self) -> list[TaskId]:
         """Return the workers that a request can take in, those with the lowest numbers first."""
-        candidates = self._absent_for(lambda why: why is not Absence.FAILED)
+        candidates = self._absent_for(lambda absence: absence is not Absence.FAILED)
         return [t for t in candidates if t.trains and self._is_startable(t)]
 
     def describe_request(self, workers: int) -> str:

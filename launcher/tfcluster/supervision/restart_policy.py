@@ -69,9 +69,9 @@ class Restart:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """The decision not to restart; `why` is shown to the user."""
+    """The decision not to restart; `reason` is shown to the user."""
 
-    why: str
+    reason: str
     exhausted: bool = False
     """Another restart might have helped, but the budget is used up."""
 
@@ -147,7 +147,7 @@ def restarts_alone(plan: Plan, task: TaskId) -> bool:
     connect with a different incarnation", coordination_service.cc). The workers of a
     ClusterCoordinator, evaluators and tuners can; a job that loses its coordinator or a ps cannot.
     """
-    if plan.kind == "plain" or task.job == "evaluator":
+    if not plan.forms_gang or task.job == "evaluator":
         return True
     if task.job != "worker" or task == plan.chief:
         return False
@@ -187,7 +187,7 @@ def remaining(
 ) -> tuple[TaskId, ...] | None:
     """Return `members` without the tasks that are `lost`, or None if the rest is too small."""
     least = plan.supervision.min_workers
-    if least is None or plan.kind != "training" or plan.strategy != "multi_worker_mirrored":
+    if least is None or not plan.is_synchronous:
         return None
     left = tuple(task for task in members if task not in lost)
     trainers = [task for task in left if task.trains]

@@ -76,61 +76,61 @@ class Restarter:
         cause = self.end.cause()
         progress = [member.progress for member in self.gang.core()]
         step = max((step for step in progress if step is not None), default=None)
-        verdict = self.budgets.decide(None, cause, step=step, jitter=self.jitter)
-        if isinstance(verdict, GiveUp):
-            self._give_up(cause, verdict, now)
+        decision = self.budgets.decide(None, cause, step=step, jitter=self.jitter)
+        if isinstance(decision, GiveUp):
+            self._give_up(cause, decision, now)
             return
-        self.membership.take_back(self.membership.due(now), now)  # it restarts anyway
-        if (loss := self._loss(self.gone)) is not None:
-            self._give_up(loss, NODE_GONE, now, verdict)
+        self.membership.take_back(self.membership.due_to_join(now), now)  # it restarts anyway
+        if (loss := self._find_needed_loss(self.gone)) is not None:
+            self._give_up(loss, NODE_GONE, now, decision)
         else:
             self.end.diagnose()
-            self._order_gang(_reason_of(cause), now, verdict)
+            self._order_gang(_reason_of(cause), now, decision)
 
     def _give_up(
-        self, cause: Failure, why: GiveUp, now: float, verdict: Restart | None = None
+        self, cause: Failure, give_up: GiveUp, now: float, restart: Restart | None = None
     ) -> None:
         """Start a smaller gang without the lost tasks if it is large enough, else fail.
 
-        A run whose scheduler can give it another node waits for that instead of failing. `verdict`
+        A run whose scheduler can give it another node waits for that instead of failing. `restart`
         allows that restart, unless one is recorded already.
         """
         self.planned, before = "", self.membership.members
-        members = restart_policy.without(self.plan, before, cause, why)
-        if members is None and why is NODE_GONE and self.can_come_back:
-            if verdict is not None:
-                self._record(None, _reason_of(cause), verdict, attempt=self.gang.attempt + 1)
-            self._go_back(cause.node, now)
+        members = restart_policy.without(self.plan, before, cause, give_up)
+        if members is None and give_up is NODE_GONE and self.can_come_back:
+            if restart is not None:
+                self._record(None, _reason_of(cause), restart, attempt=self.gang.attempt + 1)
+            self._requeue(cause.node, now)
         elif members is None:
-            self.end.fail(cause, why.why, now)
+            self.end.fail_run(cause, give_up.reason, now)
         else:
-            self.end.diagnose(why.why, cause)
+            self.end.diagnose(give_up.reason, cause)
             absence = Absence.NODE if cause.kind is Kind.NODE_LOST else Absence.FAILED
             self.membership.leave_out(
                 [task for task in before if task not in members], absence, now
             )
             self._order_gang(_reason_of(cause), now)
 
-    def _order_gang(self, why: str, now: float, verdict: Restart | None = None) -> None:
-        """Order the next attempt; without a `verdict` it does not count, as for a smaller gang."""
-        if verdict is None:
-            verdict = Restart(
+    def _order_gang(self, reason: str, now: float, restart: Restart | None = None) -> None:
+        """Order the next attempt; without a `restart` it does not count, as for a smaller gang."""
+        if restart is None:
+            restart = Restart(
                 self.end.policy.backoff_s, self.budgets.history(None), is_counted=False
             )
         on_gone = [t for t in self.membership.members if self.plan.task(t).node in self.gone]
         self.membership.leave_out(on_gone, Absence.NODE, now)
         members, number = self.membership.members, self.gang.attempt + 1
         self.end.next_attempt = NextAttempt(
-            number, members, verdict.delay_s, verdict.fresh_ports, why
+            number, members, restart.delay_s, restart.fresh_ports, reason
         )
         fewer = members if len(members) < len(self.plan.tasks) else None
-        self._record(None, why, verdict, attempt=number, members=fewer)
+        self._record(None, reason, restart, attempt=number, members=fewer)
 
     def _record(
         self,
         unit: TaskId | None,
-        why: str,
-        verdict: Restart,
+        reason: str,
+        restart: Restart,
         *,
         attempt: int,
         members: tuple[TaskId, ...] | None = None,
@@ -139,14 +139,14 @@ class Restarter:
         newest = self.budgets.newest
         event = ev.Restarting(
             task=str(unit) if unit else None,
-            reason=why,
+            reason=reason,
             attempt=attempt,
-            of=restart_policy.last_attempt(attempt, verdict.history, self.end.policy),
+            of=restart_policy.last_attempt(attempt, restart.history, self.end.policy),
             from_step=newest.step,
             from_checkpoint=newest.name if newest.step is None else None,
-            delay_s=round(verdict.delay_s, 3),
+            delay_s=round(restart.delay_s, 3),
             members=tuple(map(str, members)) if members is not None else None,
-            counts=None if verdict.is_counted else False,
+            counts=None if restart.is_counted else False,
             planned=True if unit is None and self.planned else None,
         )
         self.end.record(event)
@@ -159,17 +159,17 @@ class Restarter:
         failure = member.failure
         if failure is None or member.is_restart_due or not self._is_needed(member):
             return
-        verdict: GiveUp | Restart = NODE_GONE
+        decision: GiveUp | Restart = NODE_GONE
         if member.node not in self.gone:
             step, jitter = member.progress, self.jitter
-            verdict = self.budgets.decide(member.id, failure, step=step, jitter=jitter)
-        if isinstance(verdict, GiveUp):
-            self.end.warn(f"{task} is not restarted: {verdict.why}")
+            decision = self.budgets.decide(member.id, failure, step=step, jitter=jitter)
+        if isinstance(decision, GiveUp):
+            self.end.warn(f"{task} is not restarted: {decision.reason}")
             return
         self.gang.put(replace(member, is_restart_due=True))
         if self.end.is_training:
-            self.end.timers[f"restart {task}"] = now + verdict.delay_s
-        self._record(member.id, _reason_of(failure), verdict, attempt=member.attempt + 1)
+            self.end.set_timer("restart", now + decision.delay_s, task)
+        self._record(member.id, failure.reason, decision, attempt=member.attempt + 1)
 
     def _is_needed(self, member: Member) -> bool:
         """Return whether a task that has failed is needed again while the run goes on.
@@ -196,7 +196,7 @@ class Restarter:
         """Cancel the starts and restarts of the tasks that fit; see `Gang.members`."""
         for member in self.gang.members(fits):
             self.gang.put(replace(member, is_restart_due=False, is_cancelled=True))
-            self.end.timers.pop(f"restart {member.name}", None)
+            self.end.set_timer("restart", None, member.name)
 
     # -- lost nodes -----------------------------------------------------------------------
 
@@ -207,12 +207,12 @@ class Restarter:
         if self.end.next_attempt is None:
             self.gang.lose_node(node, loss)
         elif self.membership.uses(node):  # the next gang may do without it
-            if (failure := self._loss(self.gone)) is not None:
+            if (failure := self._find_needed_loss(self.gone)) is not None:
                 self._give_up(failure, NODE_GONE, now)
             else:
                 self._order_gang(self.end.next_attempt.reason, now)
 
-    def lose_unreached(self, losses: Mapping[str, NodeLoss], now: float) -> None:
+    def lose_before_start(self, losses: Mapping[str, NodeLoss], now: float) -> None:
         """Act on nodes that the first start cannot connect to, if its job can start again.
 
         They are lost if earlier coordinators have reached them, or if a backend says so of one.
@@ -233,29 +233,29 @@ class Restarter:
         because its scheduler gives it another node."""
         if self.can_come_back or self.end.next_attempt is None:
             return self.can_come_back
-        loss, members = self._loss({node: NodeLoss("")}), self.membership.members
+        loss, members = self._find_needed_loss({node: NodeLoss("")}), self.membership.members
         return (
             loss is None or restart_policy.without(self.plan, members, loss, NODE_GONE) is not None
         )
 
-    def reach_again(self, node: str, why: NodeLoss, now: float) -> bool:
+    def reach_again(self, node: str, loss: NodeLoss, now: float) -> bool:
         """Restart what needs a node that was not reached; return False if the node is given up.
 
         The attempt that could not reach it counts against the budget of the gang, or of the tasks
         that restart alone.
         """
         if self.end.next_attempt is None:
-            for task in self.gang.lose_node(node, why):
+            for task in self.gang.lose_node(node, loss):
                 self.revive(task, now)
             return any(member.is_restart_due for member in self.gang if member.node == node)
-        loss = self._loss({node: why})
-        assert loss is not None
+        failure = self._find_needed_loss({node: loss})
+        assert failure is not None
         self.budgets.begin()  # that attempt has not advanced
-        verdict = self.budgets.decide(None, loss, step=None, jitter=self.jitter)
-        if isinstance(verdict, GiveUp):
-            self.end.fail(loss, verdict.why, now)
+        decision = self.budgets.decide(None, failure, step=None, jitter=self.jitter)
+        if isinstance(decision, GiveUp):
+            self.end.fail_run(failure, decision.reason, now)
         else:
-            self._order_gang(_reason_of(loss), now, verdict)
+            self._order_gang(_reason_of(failure), now, decision)
         return True
 
     def lose_start(self, loss: Failure, now: float) -> None:
@@ -263,30 +263,30 @@ class Restarter:
 
         To be called for a node that is lost before the first attempt here.
         """
-        verdict: GiveUp | Restart = GiveUp("")
+        decision: GiveUp | Restart = GiveUp("")
         if loss.is_own_end:
-            verdict = GiveUp("it would fail the same way")
+            decision = GiveUp("it would fail the same way")
         elif self.can_come_back:
-            verdict = self.budgets.decide(None, loss, step=None, jitter=self.jitter)
-        if isinstance(verdict, GiveUp):
-            self.end.settle(verdicts.outcome_of_start(loss, verdict.why))
+            decision = self.budgets.decide(None, loss, step=None, jitter=self.jitter)
+        if isinstance(decision, GiveUp):
+            self.end.end_once_stopped(verdicts.outcome_of_start(loss, decision.reason))
         else:
-            self._record(None, _reason_of(loss), verdict, attempt=self.gang.number + 1)
-            self._go_back(loss.node, now)
+            self._record(None, _reason_of(loss), decision, attempt=self.gang.number + 1)
+            self._requeue(loss.node, now)
 
-    def _go_back(self, node: str, now: float) -> None:
+    def _requeue(self, node: str, now: float) -> None:
         """End this start of the run; its job goes back into the queue of its scheduler."""
         reason = f"another node in the place of {node}, which is lost"
         outcome = Outcome(Status.INTERRUPTED, 1, comes_back=reason)
         self.end.end_run(f"it needs {reason}", outcome, now, grace_s=None)
 
-    def _loss(self, lost: Mapping[str, NodeLoss]) -> Failure | None:
+    def _find_needed_loss(self, lost: Mapping[str, NodeLoss]) -> Failure | None:
         """Return the failure of a task that the gang needs but whose node is `lost`, or None."""
         for task in self.membership.members if lost else ():
             node = self.plan.task(task).node
-            why = lost.get(node)
-            if why is not None and not restart_policy.restarts_alone(self.plan, task):
-                failure = loss_of(self.plan, node, str(task), why)
+            loss = lost.get(node)
+            if loss is not None and not restart_policy.restarts_alone(self.plan, task):
+                failure = loss_of(self.plan, node, str(task), loss)
                 return replace(failure, attempt=self.gang.number)
         return None
 
@@ -296,7 +296,7 @@ class Restarter:
         """Note that a lost node could start tasks; the gang takes them in when it grows."""
         self.gone.pop(node, None)
         self.membership.lost.discard(node)
-        if self.end.outcome is None and (tasks := self.membership.on_node(node)):
+        if self.end.outcome is None and (tasks := self.membership.left_out_on(node)):
             grows_at = self.membership.grows_at(node)
             joins_in_s = None if grows_at is None else round(max(0.0, grows_at - now), 1)
             names = [str(task) for task in tasks]
@@ -323,38 +323,43 @@ class Restarter:
         To be called when a checkpoint of the attempt was saved: the restart costs little then.
         """
         is_at_work = (
-            self.end.is_training and self.end.outcome is None and self.end.verdict is Next.GO_ON
+            self.end.is_training and self.end.outcome is None and self.end.next_step is Next.GO_ON
         )
-        if not is_at_work or self.end.next_attempt is not None or "stacks" in self.end.timers:
+        if not is_at_work or self.end.next_attempt is not None or self.end.has_timer("stacks"):
             return
-        joining = [task for task in self.membership.due(now) if task.trains]
+        joining = [task for task in self.membership.due_to_join(now) if task.trains]
         if joining and not self.gang.is_nearly_over:
             names = join_first(joining)
             verb, count = "is" if len(joining) == 1 else "are", len(self.membership.workers)
-            why = f"{names} {verb} back: growing to {count_of(count + len(joining))}"
-            self._restart_as_planned(why, now)
+            reason = f"{names} {verb} back: growing to {count_of(count + len(joining))}"
+            self._restart_as_planned(reason, now)
 
-    def _restart_as_planned(self, why: str, now: float) -> None:
+    def _restart_as_planned(self, reason: str, now: float) -> None:
         """Restart the gang although nothing has failed: its tasks may save before they stop."""
-        self.planned = why
+        self.planned = reason
         if self.end.next_attempt is not None:
-            self._order_gang(why, now, self._free())
+            self._order_gang(reason, now, self._uncounted_restart())
         else:
-            self.end.end_gang(why, now, grace_s=None)
+            self.end.end_gang(reason, now, grace_s=None)
 
     def _order_planned(self, now: float) -> None:
         """Order the planned restart, unless the chief has finished before it was asked to stop."""
-        chief = self.gang[str(self.gang.chief)]
-        if chief.is_ok and chief.exit is not None and chief.exit.ended_by == "itself":
+        chief = self.gang.chief_member
+        if (
+            chief is not None
+            and chief.is_ok
+            and chief.exit is not None
+            and chief.exit.ended_by == "itself"
+        ):
             self.end.stage = Stage.TRAINING  # which ends now, as the chief has succeeded
             return
-        self.membership.take_back(self.membership.due(now), now)
-        if (loss := self._loss(self.gone)) is not None:
+        self.membership.take_back(self.membership.due_to_join(now), now)
+        if (loss := self._find_needed_loss(self.gone)) is not None:
             self._give_up(loss, NODE_GONE, now)
         else:
-            self._order_gang(self.planned, now, self._free())
+            self._order_gang(self.planned, now, self._uncounted_restart())
 
-    def _free(self) -> Restart:
+    def _uncounted_restart(self) -> Restart:
         """Return a restart that nothing failed for: without delay, and not counted."""
         return Restart(0.0, self.budgets.history(None), is_counted=False)
 
@@ -367,10 +372,10 @@ class Restarter:
         members = restart_policy.remaining(self.plan, self.membership.members, lost)
         if members is None or any(not task.trains for task in lost):
             return
-        for node, why in nodes.items():
-            self.gone[node] = why
+        for node, loss in nodes.items():
+            self.gone[node] = loss
             self.membership.lost.add(node)
-            self.end.record(event_of(node, why))
+            self.end.record(event_of(node, loss))
         self.membership.leave_out(lost, Absence.NODE, now)
         names, count = join_first(sorted(lost)), len(self.membership.workers)
         start = f"starting with {count} of {count_of(count + len(lost))}, without {names}"

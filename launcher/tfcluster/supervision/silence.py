@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from tfcluster.agent import catalogue as msg
+from tfcluster.errors import signal_name
 from tfcluster.plans.plan import Supervision
 from tfcluster.rundir import events as ev
 from tfcluster.supervision import stalls
-from tfcluster.supervision.failure import signal_name
 from tfcluster.supervision.gang import Gang
 from tfcluster.supervision.stalls import Activity, Position, Stall
 
@@ -129,8 +129,7 @@ class Silence:
                 if since is not None:
                     self.longest_gap_s = max(self.longest_gap_s, now - since)
                 before = self._usual
-                usual = before.after(report, now) if before else UsualStep.of(report, now)
-                self._usual = usual
+                self._usual = before.after(report, now) if before else UsualStep.of(report, now)
                 self.heard_at = now
             case msg.TaskReady() if self._ready_at is None:
                 self._ready_at = now
@@ -231,7 +230,7 @@ class Silence:
         if is_ending and since + ENDING_S > now:
             self._allowed_until = since + ENDING_S
             return None
-        self.stall, self.stalled_since = explain(gang, positions), since
+        self.stall, self.stalled_since = explain_silence(gang, positions), since
         return ev.Stalled(
             silent_s=round(now - since, 1),
             deadline_s=policy.stall_deadline_s,
@@ -256,10 +255,10 @@ class Silence:
         return TRAINS_IN_CHILD.format(task=task, command=command)
 
 
-def explain(gang: Gang, positions: Mapping[str, Position]) -> Stall:
+def explain_silence(gang: Gang, positions: Mapping[str, Position]) -> Stall:
     """Return who is waited for and where, from the stacks of tasks that run."""
     stopped = {
-        member.name: Position(Activity.STOPPED, why=f"by {signal_name(member.frozen_by or 0)}")
+        member.name: Position(Activity.STOPPED, detail=signal_name(member.frozen_by or 0))
         for member in gang.frozen()
     }
     every = {**positions, **stopped}
@@ -268,4 +267,4 @@ def explain(gang: Gang, positions: Mapping[str, Position]) -> Stall:
     running = [member for member in core if member.is_running]
     together = len(core) > 1 and all(m.trains_in_step and not m.restarts_alone for m in running)
     ended = [member.name for member in core if member.is_over]
-    return stalls.explain(known, ended=ended, together=together)
+    return stalls.explain_stall(known, ended=ended, together=together)

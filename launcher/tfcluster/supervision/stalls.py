@@ -79,8 +79,8 @@ class Position:
     """The file, line and code of the script's own innermost frame; empty where none is known."""
     line: int = 0
     code: str = ""
-    why: str = ""
-    """More about a task that was stopped or does not answer, such as ``by SIGSTOP``."""
+    detail: str = ""
+    """The signal that stopped the task, or the reason why it does not answer."""
     calls: tuple[msg.Frame, ...] = field(default=(), compare=False)
     """The script's own frames, innermost first."""
 
@@ -92,8 +92,8 @@ class Position:
     def describe(self, tasks: int = 1) -> str:
         """Return where a task is as the end of a sentence about it, or about several `tasks`."""
         text = self.activity.value[tasks > 1]
-        if self.why:
-            return f"{text}{self.why if self.why[0] in ':,' else f' {self.why}'}"
+        if self.detail:
+            return f"{text}{' by' if self.activity is Activity.STOPPED else ':'} {self.detail}"
         if self.place:
             return f"{text} in {self.place}"
         return f"{text} in code of a package" if self.activity is Activity.ELSEWHERE else text
@@ -118,7 +118,7 @@ def position_of(threads: Sequence[msg.Thread], *, silence: str = "") -> Position
     threads of TensorFlow, below `script_ops`.
     """
     if not threads:
-        return Position(Activity.UNKNOWN, why=f": {silence}" if silence else "")
+        return Position(Activity.UNKNOWN, detail=silence)
     if _is_exiting(threads[0].frames):
         return Position(Activity.EXITS)
     positions = [_position_of_thread(thread.frames) for thread in threads]
@@ -213,7 +213,7 @@ def _dotted(node: ast.expr) -> str:
     return node.id if isinstance(node, ast.Name) else ""
 
 
-def explain(
+def explain_stall(
     positions: Mapping[str, Position], *, ended: Sequence[str] = (), together: bool
 ) -> Stall:
     """Return who is waited for and where, from the positions of the tasks that run.

@@ -19,9 +19,8 @@ from tfcluster.node_loss import NodeLoss
 from tfcluster.plans.plan import Plan, TaskId
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.states import Status
-from tfcluster.supervision import connectivity, stalls, verdicts
+from tfcluster.supervision import stalls, task_network, verdicts
 from tfcluster.supervision.alerts import Alerts
-from tfcluster.supervision.connectivity import find_missed_heartbeats
 from tfcluster.supervision.decisions import (
     Action,
     DropNode,
@@ -30,17 +29,18 @@ from tfcluster.supervision.decisions import (
     Outcome,
     ProbeLinks,
     ReadLogs,
-    Stop,
+    StopRequest,
 )
-from tfcluster.supervision.doubts import warnings_about
+from tfcluster.supervision.doubts import explain_lone_work, warnings_about
 from tfcluster.supervision.endings import STACKS_WAIT_S, AttemptEnd, Stage
 from tfcluster.supervision.failure import Kind, kind_of_leaving
-from tfcluster.supervision.gang import Gang, describe_lone_work
+from tfcluster.supervision.gang import Gang
 from tfcluster.supervision.member import Member
 from tfcluster.supervision.membership import Membership
 from tfcluster.supervision.restarting import REACH_S, Restarter, event_of, loss_of
 from tfcluster.supervision.silence import Silence
 from tfcluster.supervision.stalls import Activity, Position
+from tfcluster.supervision.task_network import find_missed_heartbeats
 from tfcluster.supervision.verdicts import CAUSE_WAIT_S, FROZEN_S
 
 START_ANSWER_S: Final = 60.0
@@ -57,7 +57,7 @@ AFTER_SUSPENSION_S: Final = 60.0
 
 @dataclass(slots=True)
 class Supervisor:
-    """The state of one run with its inputs: the only owner, which nothing else changes.
+    """The state of one run with its inputs, by which alone it changes.
 
     After any input, take the orders and check `next_attempt` and `outcome`. Two supervisors with
     the same inputs are equal.
@@ -141,7 +141,7 @@ class Supervisor:
         self.gang.number, budgets.newest = attempt, newest or Newest()
         budgets.carry_over(restarts, last_attempt=attempt)
         if (deadline_s := self.end.policy.run_deadline_s) is not None:
-            self.end.timers["run"] = now + max(0.0, deadline_s - ran_s)
+            self.end.set_timer("run", now + max(0.0, deadline_s - ran_s))
 
     def begin(self, number: int, members: tuple[TaskId, ...]) -> list[TaskId]:
         """Begin attempt `number`; return the tasks to start, without an evaluator that runs."""
@@ -202,7 +202,7 @@ class Supervisor:
         if member.is_core and ended.is_ok and self.end.is_training:
             self.silence.note_end(now)
             self._end_stall(now)
-        self.end.set_timer(f"frozen {event.task}", None)
+        self.end.set_timer("frozen", None, event.task)
         self.restarting.revive(event.task, now)
         self._react(now)
 
@@ -213,7 +213,7 @@ class Supervisor:
         self.gang.note_report(member, report, now)
         self.end.record_all(self.alerts.of_report(report))
         if isinstance(report, msg.Trains) and self.alerts.seem_alone:
-            self.end.timers.setdefault("alone", now + ALONE_S)
+            self.end.set_timer("alone", now + ALONE_S, anew=False)
         if isinstance(report, (msg.Progress, msg.Weights)):
             self._note_losses(member, report, now)
         if isinstance(report, msg.Saved) and member.id == self.gang.chief:
@@ -227,16 +227,16 @@ class Supervisor:
     def froze(self, task: str, attempt: int, signal: int, now: float) -> None:
         """Note that a signal has stopped the task's process."""
         member = self.gang.get(task, attempt)
-        if member is not None and member.is_running and self.end.forms_gang:
+        if member is not None and member.is_running and self.plan.forms_gang:
             self.gang.put(replace(member, frozen_by=signal))
-            self.end.timers[f"frozen {task}"] = now + FROZEN_S
+            self.end.set_timer("frozen", now + FROZEN_S, task)
             self._react(now)
 
     def thawed(self, task: str, attempt: int) -> None:
         """Note that a stopped process runs again."""
         if (member := self.gang.get(task, attempt)) is not None:
             self.gang.put(replace(member, frozen_by=None))
-            self.end.set_timer(f"frozen {task}", None)
+            self.end.set_timer("frozen", None, task)
 
     def suspended(self, seconds: float, now: float) -> None:
         """Note that nothing of the run has run for so long, until now; `now` does not count it."""
@@ -253,19 +253,19 @@ class Supervisor:
         needed = [self.gang[task] for task in lost if not self.gang[task].is_cancelled]
         if self.end.stage is Stage.STARTING:
             self.restarting.lose_start(loss_of(self.plan, node, node, loss), now)
-        elif self.end.forms_gang and any(member.is_core for member in needed):
+        elif self.plan.forms_gang and any(member.is_core for member in needed):
             self.end.end_gang("a node is lost", now)
         for task in lost:
             self.restarting.revive(task, now)
         self._react(now)
 
-    def nodes_unreached(self, losses: Mapping[str, NodeLoss], now: float) -> None:
+    def new_nodes_unreached(self, losses: Mapping[str, NodeLoss], now: float) -> None:
         """Note that the first start cannot connect to nodes.
 
         If one is known to be lost and the run's job can start again, it does. Else the nodes are
         gone if the gang may start without them, or nothing happens.
         """
-        self.restarting.lose_unreached(losses, now)
+        self.restarting.lose_before_start(losses, now)
         self._react(now)
 
     def node_leaving(self, node: str, loss: NodeLoss, now: float) -> None:
@@ -282,10 +282,10 @@ class Supervisor:
             self.restarting.lose_start(lost, now)
         elif self.outcome is None and end.is_training:
             leaving = [member for member in self.gang.running() if member.node == node]
+            kind = kind_of_leaving(loss.nature)
             for member in leaving:
-                kind = kind_of_leaving(loss.nature)
                 self.gang.blame(member, kind, loss.reason, loss=loss.nature)
-            if end.forms_gang and any(member.is_core for member in leaving):
+            if self.plan.forms_gang and any(member.is_core for member in leaving):
                 end.end_gang(f"{node} is leaving", now, grace_s=None)
             else:
                 blamed = [self.gang[member.name] for member in leaving]
@@ -298,7 +298,7 @@ class Supervisor:
         has_lease = self.plan.node(node).capabilities.has_lease
         return REACH_S if has_lease and not self.restarting.can_do_without(node) else 0.0
 
-    def node_unreached(self, node: str, loss: NodeLoss, now: float) -> None:
+    def lost_node_unreached(self, node: str, loss: NodeLoss, now: float) -> None:
         """Note that the next start has not reached a lost node, on which nothing lives any more.
 
         That is a failed attempt: if another one is left, it tries again. The node is gone for good
@@ -331,12 +331,12 @@ class Supervisor:
         self._react(now)
         return answer
 
-    def gathered(self, step: int | None, now: float, *, name: str | None = None) -> None:
+    def checkpoint_gathered(self, step: int | None, now: float, *, name: str | None = None) -> None:
         """Note that a checkpoint of the present attempt is in the run folder."""
         self.restarting.note_gathered(step, name, now)
         self._react(now)
 
-    def checkpoints_gathered(self, newest: Newest, now: float) -> None:
+    def all_checkpoints_gathered(self, newest: Newest, now: float) -> None:
         """Decide about a restart: all of the chief's checkpoints are now in the run folder."""
         if self.end.stage is Stage.GATHERING:
             self.restarting.budgets.note_all_gathered(newest)
@@ -361,7 +361,7 @@ class Supervisor:
         self.silence.note_stacks(last_output, now, now + STACKS_WAIT_S)
 
     def stacks_taken(self, task: str, attempt: int, report: msg.Stacks, now: float) -> None:
-        """Note the stacks of a task, in answer to `TakeStacks`: where it is.
+        """Note the stacks of a task, in answer to `AskForStacks`: where it is.
 
         Once all have answered, it is judged what that means.
         """
@@ -379,11 +379,11 @@ class Supervisor:
 
         That is asked for where a start or a silence takes too long.
         """
-        core, start = self.gang.core(), self.end.timers.get("start")
+        core, start = self.gang.core(), self.end.timers.get(("start", ""))
         if start is not None and start <= now:
             limit_s, absent = self.end.policy.start_deadline_s, self.absent
             self.end.act_on(verdicts.blame_missing(core, limit_s, last_lines, now, absent), now)
-        elif "stall" in self.end.timers:
+        elif self.end.has_timer("stall"):
             self.silence.note_output(last_output)
             due, since = self.silence.deadline(self.end.policy), self.silence.heard_at
             is_due = due is not None and due <= now
@@ -396,7 +396,7 @@ class Supervisor:
         """Note which tasks started elsewhere cannot be reached, each with the reason."""
         self.absent = tuple(absent)
 
-    def stop(self, stop: Stop, now: float) -> None:
+    def stop(self, stop: StopRequest, now: float) -> None:
         """Stop the run on request; a second request kills its tasks at once."""
         before = self.end.ending
         self.gang.is_announced |= stop.is_announced
@@ -411,10 +411,10 @@ class Supervisor:
     def tick(self, now: float) -> None:
         """Act on the timers that are due, earliest first, but for those that one of them ends."""
         timers = self.end.timers
-        for at, name in sorted((at, name) for name, at in timers.items() if at <= now):
-            if self.end.timers.get(name) == at:
-                del self.end.timers[name]
-                self._act_on_timer(name, now)
+        for at, timer in sorted((at, timer) for timer, at in timers.items() if at <= now):
+            if self.end.timers.get(timer) == at:
+                del self.end.timers[timer]
+                self._act_on_timer(*timer, now)
         self._react(now)
 
     # -- reactions ------------------------------------------------------------------------------
@@ -426,7 +426,7 @@ class Supervisor:
         self._blame_suspension(now)
         self._probe_links_once()
         if self.end.next_attempt is None:
-            if self.end.is_training and "stacks" not in self.end.timers:
+            if self.end.is_training and not self.end.has_timer("stacks"):
                 self._follow(self.gang.judge(), now)
             if self.end.is_training:
                 self._set_deadlines()
@@ -438,7 +438,7 @@ class Supervisor:
         failures = self.gang.failures
         if self.resumed_at is None or now > self.resumed_at + AFTER_SUSPENSION_S or not failures:
             return
-        if self.end.forms_gang and all(failure.is_collateral for failure in failures):
+        if self.plan.forms_gang and all(failure.is_collateral for failure in failures):
             description = (
                 f"the run was suspended for {self.suspended_s:.0f} s, and its tasks then took each"
                 " other for dead"
@@ -451,65 +451,65 @@ class Supervisor:
         This happens once per attempt and at once: the links may work again soon.
         """
         failures = self.gang.failures
-        if not failures or self.has_probed_links or not self.end.forms_gang:
+        if not failures or self.has_probed_links or not self.plan.forms_gang:
             return
-        if connectivity.can_break(self.plan) and all(
+        if task_network.can_break(self.plan) and all(
             failure.is_collateral or failure.kind is Kind.LATE for failure in failures
         ):
             self.has_probed_links = True
             self.end.orders.append(ProbeLinks(self.gang.number))
 
-    def _follow(self, verdict: Next, now: float) -> None:
-        if verdict is not self.end.verdict:  # the timers of the earlier verdict no longer apply
-            self.end.verdict = verdict
-            for name in ("cause", "late", "finishing", "positions"):
-                self.end.timers.pop(name, None)
+    def _follow(self, next_step: Next, now: float) -> None:
+        if next_step is not self.end.next_step:  # the timers of the earlier step no longer apply
+            self.end.next_step = next_step
+            for kind in ("cause", "late", "finishing", "positions"):
+                self.end.set_timer(kind, None)
             self.positions = None  # those that were asked for because of a silence
             if self.end.is_finishing and self.end.policy.finish_grace_s > FINISHING_S:
-                self.end.timers["finishing"] = now + FINISHING_S
-        match verdict:
+                self.end.set_timer("finishing", now + FINISHING_S)
+        match next_step:
             case Next.FAIL if verdicts.leaves_preempted(self.gang.core()):
-                self.end.timers.setdefault("cause", now + self.end.policy.grace_s)
+                self.end.set_timer("cause", now + self.end.policy.grace_s, anew=False)
             case Next.FAIL:
                 self.end.end_gang("another task failed", now)
             case Next.AWAIT_CAUSE if frozen := self.gang.frozen():
                 self.end.act_on(verdicts.blame_frozen(frozen[0]), now)
             case Next.AWAIT_CAUSE:
-                self.end.timers.setdefault("cause", now + CAUSE_WAIT_S)
+                self.end.set_timer("cause", now + CAUSE_WAIT_S, anew=False)
             case Next.DESERTED:
                 wait_s = verdicts.deserted_grace_s(self.plan, self.gang.core())
-                self.end.timers.setdefault("late", now + wait_s)
+                self.end.set_timer("late", now + wait_s, anew=False)
             case Next.FINISH:
                 self._finish(now)
-            case Next.FAILED if self.gang.failures and self.end.forms_gang:
+            case Next.FAILED if self.gang.failures and self.plan.forms_gang:
                 self.gang.explain_lone_work()
                 self.end.end_gang("all have ended", now)
             case Next.SUCCEED | Next.FAILED:
-                self.end.conclude(verdict)
+                self.end.set_outcome(next_step)
 
     def _finish(self, now: float) -> None:
         # What has not started is not needed after the chief's success, and is no failure.
         self.restarting.cancel(lambda m: m.is_core and (m.is_restart_due or m.is_to_start))
-        if (verdict := self.gang.judge()) is not Next.FINISH:
-            self._follow(verdict, now)
+        if (next_step := self.gang.judge()) is not Next.FINISH:
+            self._follow(next_step, now)
             return
         self.end.stop_tasks(self.gang.idle(), "the chief has finished", now)
-        for member in self.gang.satisfied(self._last_step):
-            self.end.timers.setdefault(f"satisfied {member.name}", now + EVALUATOR_S)
-        if not any(member.is_core and member.is_awaited for member in self.gang.unlike):
-            self.end.timers.setdefault("late", now + self.end.policy.finish_grace_s)
+        for member in self.gang.done_evaluators(self._last_step):
+            self.end.set_timer("satisfied", now + EVALUATOR_S, member.name, anew=False)
+        if not any(member.is_core and member.is_awaited for member in self.gang.distinct):
+            self.end.set_timer("late", now + self.end.policy.finish_grace_s, anew=False)
 
     def _set_deadlines(self) -> None:
         """Set the start and stall deadlines anew; while a run finishes, `finish_grace_s` counts."""
         self.end.set_timer("hint", self._hint_due())
-        goes_on, silence = self.end.verdict is Next.GO_ON, self.silence
-        if goes_on and "stacks" in self.end.timers:
+        goes_on, silence = self.end.next_step is Next.GO_ON, self.silence
+        if goes_on and self.end.has_timer("stacks"):
             return
         is_explained = self.positions is None  # else the tasks' stacks are awaited
         self.end.set_timer(
             "quiet", silence.stall_due(self.end.policy) if goes_on and is_explained else None
         )
-        is_limited = goes_on and self.end.forms_gang
+        is_limited = goes_on and self.plan.forms_gang
         self.end.set_timer("start", self._start_due() if is_limited else None)
         self.end.set_timer(
             "stall", silence.deadline(self.end.policy) if is_limited and is_explained else None
@@ -517,7 +517,7 @@ class Supervisor:
 
     def _hint_due(self) -> float | None:
         """Return when to say how a script reports its progress; None if it does, or still waits."""
-        is_waiting = self.end.verdict is not Next.GO_ON or self.gang.waits_since is not None
+        is_waiting = self.end.next_step is not Next.GO_ON or self.gang.waits_since is not None
         if is_waiting or not self.plan.hooks or self.plan.kind == "tuner":
             return None
         return self.silence.hint_due
@@ -528,13 +528,12 @@ class Supervisor:
         Only tasks that wait now count: the wait of a task that was restarted alone begins again.
         """
         since = self.gang.waits_since
-        if since is None or any(m.has_searched and m.is_core for m in self.gang.unlike):
+        if since is None or any(m.has_searched and m.is_core for m in self.gang.distinct):
             return None  # a tuner that joins after the search waits until the run is over
         return since + self.end.policy.start_deadline_s
 
-    def _act_on_timer(self, timer: str, now: float) -> None:
+    def _act_on_timer(self, kind: str, task: str, now: float) -> None:
         """Act on a timer that is due."""
-        kind, _, task = timer.partition(" ")
         member = self.gang.get(task)
         match kind:
             case "agents":
@@ -567,7 +566,9 @@ class Supervisor:
             case "restart" if member is not None:
                 self.restarting.restart_alone(member)
             case "frozen" if member is not None and member.is_running:
-                if not (self.end.is_finishing or member.is_stopping or "stacks" in self.end.timers):
+                if not (
+                    self.end.is_finishing or member.is_stopping or self.end.has_timer("stacks")
+                ):
                     self.end.act_on(verdicts.blame_frozen(member), now)
             case _:
                 self._act_on_verdict_timer(kind, member, now)
@@ -575,7 +576,7 @@ class Supervisor:
     def _act_on_verdict_timer(self, kind: str, member: Member | None, now: float) -> None:
         """Act on a timer that `_follow` has set."""
         core = self.gang.core()
-        match kind, self.end.verdict:
+        match kind, self.end.next_step:
             case "cause", Next.FAIL:
                 self.end.end_gang("it did not leave with the others", now)
             case "cause", _ if self.gang.explain_lone_work():
@@ -592,48 +593,55 @@ class Supervisor:
                     left_s = self.end.policy.finish_grace_s - FINISHING_S
                     self.end.record(ev.Finishing(tasks=waits, left_s=left_s))
             case "satisfied", _:
-                done = [m for m in self.gang.satisfied(self._last_step) if m is member]
+                done = [m for m in self.gang.done_evaluators(self._last_step) if m is member]
                 self.end.stop_tasks(done, "it has evaluated the last checkpoint", now)
 
     def _ask_positions(self, now: float) -> None:
         """Have all stacks taken: too much time has passed without a step, or an end."""
         self.positions, self.load = dict.fromkeys(self.end.take_stacks()), 0.0
         if self.positions:
-            self.end.timers["positions"] = now + STACKS_WAIT_S
+            self.end.set_timer("positions", now + STACKS_WAIT_S)
         else:
             self._judge_positions(now)
 
     def _judge_positions(self, now: float) -> None:
         asked, self.positions = self.positions or {}, None
         self.end.set_timer("positions", None)
-        positions = {task: at or Position(Activity.UNKNOWN) for task, at in asked.items()}
+        positions = {
+            task: position or Position(Activity.UNKNOWN) for task, position in asked.items()
+        }
         if self.end.is_finishing and self.end.is_training:
             self._end_late(positions, now)
-        elif self.end.verdict is Next.GO_ON:
+        elif self.end.next_step is Next.GO_ON:
             policy, load = self.end.policy, self.load
-            stalled = self.silence.judge(positions, self.gang, policy, load, now)
-            self.end.record_all(filter(None, [stalled]))
+            self.end.record(self.silence.judge(positions, self.gang, policy, load, now))
 
     def _end_late(self, positions: Mapping[str, Position], now: float) -> None:
         """Stop all tasks that still run `finish_grace_s` after the chief's success.
 
         A worker that still works independently makes the run fail: its work is interrupted. So does
-        one that has steps left and waits in a collective: the chief has left too early.
+        one that waits in a collective with steps left; the task that left too early is to blame.
         """
         grace_s, unfinished = self.end.policy.finish_grace_s, self.gang.unfinished()
         description = f"it had not finished {grace_s:g} s after the chief and was stopped"
         for member in unfinished:
             self.gang.blame(member, Kind.UNFINISHED, description)
         late = [m for m in self.gang.active(lambda m: not m.serves) if m.failure is None]
-        for member in late:
-            at = positions.get(member.name)
-            waits = at is not None and at.activity is Activity.IN_STEP and member.frozen_by is None
-            if at is not None and waits and member.trains_in_step and not member.is_done:
-                why, known = describe_lone_work(member, self.gang.finished(), at.place)
-                self.gang.blame(member, Kind.PERMANENT, why, known=known)
-        late = [member for member in late if self.gang[member.name].failure is None]
-        where = {task: at.place for task, at in positions.items()}
-        for warning in verdicts.warn_about_late(late, grace_s, self._last_step, where):
+        where = {task: position.place for task, position in positions.items()}
+        in_step = {t for t, position in positions.items() if position.activity is Activity.IN_STEP}
+        waiting = [
+            member
+            for member in late
+            if member.name in in_step and member.trains_in_step
+            if member.frozen_by is None and not member.is_done
+        ]
+        finished = self.gang.finished()
+        for member in waiting:
+            blamed, reason, known = explain_lone_work(member, finished, where[member.name])
+            if self.gang[blamed.name].failure is None:
+                self.gang.blame(blamed, Kind.PERMANENT, reason, known=known)
+        others = [member for member in late if member not in waiting]
+        for warning in verdicts.warn_about_late(others, grace_s, self._last_step, where):
             self.end.warn(warning)
         self.restarting.cancel(lambda member: member.may_run and not member.is_running)
         self.end.stage = Stage.ENDING_RUN  # the exits decide the outcome
@@ -642,14 +650,14 @@ class Supervisor:
     @property
     def _last_step(self) -> int | None:
         """The step of the last checkpoint, which may be reported but not yet gathered."""
-        chief = self.gang.get(str(self.gang.chief))
+        chief = self.gang.chief_member
         steps = (self.restarting.budgets.newest.step, chief.saved_step if chief else None)
         return max((step for step in steps if step is not None), default=None)
 
     def _end_stall(self, now: float) -> None:
         """Record that the run goes on, if it is stalled: a task has reported work or has ended."""
         if self.end.is_training:
-            self.end.record_all(filter(None, [self.silence.end_stall(now)]))
+            self.end.record(self.silence.end_stall(now))
 
     def _note_losses(self, member: Member, report: msg.Progress | msg.Weights, now: float) -> None:
         """Record that a loss has become NaN or infinite; with `stop_on_nan` that ends the run."""
@@ -661,4 +669,4 @@ class Supervisor:
         if losses.since and self.end.policy.stop_on_nan and self.end.is_training:
             self.gang.blame(member, Kind.DIVERGED, alert.message)
             cause = self.gang[member.name].failure or self.end.cause()
-            self.end.fail(cause, "stop_on_nan is set", now)
+            self.end.fail_run(cause, "stop_on_nan is set", now)

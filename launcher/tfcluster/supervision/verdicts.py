@@ -19,12 +19,13 @@ from tfcluster.errors import (
     SetupError,
     TfclusterError,
     join_first,
+    signal_name,
 )
 from tfcluster.plans.plan import Plan, TaskPlan
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.states import Status
 from tfcluster.supervision.decisions import Outcome
-from tfcluster.supervision.failure import CIRCUMSTANCES, FIX, Failure, Kind, signal_name
+from tfcluster.supervision.failure import CIRCUMSTANCES, Failure, Kind
 from tfcluster.supervision.member import Member
 from tfcluster.supervision.stalls import Stall
 
@@ -85,9 +86,7 @@ def diagnosis(
         collateral = dict.fromkeys(f.task for f in others if f.is_collateral)
     if state and (cause.kind in _OUT_OF_STEP or cause.docs in _OUT_OF_STEP_DOCS):
         known = CIRCUMSTANCES["states_differ"]
-        reason = (
-            f"{state.removesuffix(FIX.format(known.hint))}\nthen {cause.task}: {root['reason']}"
-        )
+        reason = f"{state}\nthen {cause.task}: {root['reason']}"
         root |= {"reason": reason, "hint": known.hint, "docs": known.docs}
     if not_restarted is not None:
         root["not_restarted"] = not_restarted
@@ -335,7 +334,7 @@ def _describe_absence(member: Member, last_line: str, now: float) -> str:
 
 
 def blame_stalled(core: Sequence[Member], silent_s: float, stall: Stall | None) -> Blame:
-    """Blame the task that the others wait for (`stalls.explain`), else the one furthest behind."""
+    """Blame the task that the others wait for (`explain_stall`), else the one furthest behind."""
     running = [member for member in core if member.is_running]
     if stopped := [member for member in running if member.frozen_by is not None]:
         by = signal_name(stopped[0].frozen_by or 0)
@@ -343,9 +342,7 @@ def blame_stalled(core: Sequence[Member], silent_s: float, stall: Stall | None) 
         return Blame(Kind.FROZEN, [(stopped[0], why)], why)
     causes = stall.causes if stall is not None else ()
     named = [member for member in running if member.name in causes]
-    last = min(
-        named or running, key=lambda m: (m.step if m.step is not None else -1, m.heard_at or 0.0)
-    )
+    last = min(named or running, key=lambda member: member.advance)
     steps = ", ".join(f"{m.id} at step {m.step}" for m in running if m.step is not None)
     description = f"no progress and no output of any task for {silent_s:.0f} s ({steps})"
     if stall is not None:

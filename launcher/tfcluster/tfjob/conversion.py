@@ -12,7 +12,7 @@ from typing import Any
 
 from tfcluster.errors import UsageError
 from tfcluster.spec import shorten
-from tfcluster.tfjob.manifest import Fields, Note, read
+from tfcluster.tfjob.manifest import ConversionNote, Fields, read
 from tfcluster.tfjob.replica import Replica, map_replica
 from tfcluster.tfjob.run_policy import choose_gang, map_restarts, map_run
 
@@ -30,7 +30,7 @@ _LATER = "have supervision.finish_grace_s (60 s) to end, or the run fails"
 Replicas = dict[str, Replica]
 
 
-def convert(text: str, name: str) -> tuple[dict[str, Any], list[Note]]:
+def convert(text: str, name: str) -> tuple[dict[str, Any], list[ConversionNote]]:
     """Return the spec of the TFJob in `text`, and the notes about it.
 
     Raises UsageError for anything but one TFJob; `name` is the file's.
@@ -45,14 +45,15 @@ def convert(text: str, name: str) -> tuple[dict[str, Any], list[Note]]:
     title = metadata.take("name", str) or prefix.rstrip("-") or "tfjob"
     namespace = metadata.take("namespace", str)
     replicas = _map_replicas(spec)
-    tasks = {job: replica.count for job, replica in replicas.items()}
+    tasks = {name: replica.count for name, replica in replicas.items()}
     _check_types(replicas)
     job.values["metadata"] = metadata.values
     supervision = map_restarts(replicas, run)
     _note_success(spec, tasks)
-    supervision |= map_run(job, run, tasks=sum(tasks.values()))
+    limits, scheduling = map_run(job, run, tasks=sum(tasks.values()))
+    supervision |= limits
     main = next(replicas[name] for name in _BASES if name in replicas)
-    pods = main.pods | supervision.pop("kubernetes")
+    pods = main.pods | scheduling
     if namespace:
         pods = {"namespace": namespace, **pods}
     choose_gang(job, pods)
@@ -61,7 +62,9 @@ def convert(text: str, name: str) -> tuple[dict[str, Any], list[Note]]:
     _note_differences(main, replicas)
     result: dict[str, Any] = {"version": 1, "name": title[:63], "cluster": tasks}
     result["job"] = _map_job(main, replicas)
-    result |= _map_types(replicas, result["job"])
+    if sum(tasks.values()) == 1:
+        result["job"]["kind"] = _choose_plain(main)
+    result |= _map_strategy(replicas)
     user = {} if main.user is None else {"user": main.user}
     result["runtime"] = {"backend": "kubernetes", **user, "kubernetes": pods}
     result["supervision"] = supervision
@@ -113,13 +116,15 @@ def _check_types(replicas: Replicas) -> None:
         raise UsageError(f"{types} has no Worker: {reason}", fix=fix)
 
 
-def _map_types(replicas: Replicas, job: dict[str, Any]) -> dict[str, Any]:
-    """Return `strategy`, if the types ask for one; write ``kind`` into `job` where they do."""
-    if sum(replica.count for replica in replicas.values()) == 1:
-        job["kind"] = "plain"
-        message = "one task alone gets no TF_CONFIG, as in TFJob: job.kind is plain"
-        fix = 'for a program that needs it: "kind": "training"'
-        next(iter(replicas.values())).fields.note("changed", "", message, fix)
+def _choose_plain(only: Replica) -> str:
+    """Return the kind of a job with one task."""
+    message = "one task alone gets no TF_CONFIG, as in TFJob: job.kind is plain"
+    only.fields.note("changed", "", message, 'for a program that needs it: "kind": "training"')
+    return "plain"
+
+
+def _map_strategy(replicas: Replicas) -> dict[str, Any]:
+    """Return `strategy`, if the types ask for one."""
     if "evaluator" in replicas:
         message = "TF_CONFIG of the other tasks does not list it, which TFJob's does"
         replicas["evaluator"].fields.note("changed", "", message)
@@ -164,14 +169,15 @@ def _map_job(main: Replica, replicas: Replicas) -> dict[str, Any]:
         if all(replica.env.get(name) == value for replica in replicas.values())
     }
 
-    def step(replica: Replica) -> dict[str, Any]:
+    def program_of(replica: Replica) -> dict[str, Any]:
         own = [f"{key}={value}" for key, value in replica.env.items() if key not in shared]
         command = ["env", *own, *replica.command] if own else list(replica.command)
         return {"command": command, "args": list(replica.args)}
 
-    job = step(main)
-    others = {name: step(replica) for name, replica in replicas.items() if step(replica) != job}
-    return job | ({"env": shared} if shared else {}) | ({"per_task": others} if others else {})
+    program = program_of(main)
+    programs = {name: program_of(replica) for name, replica in replicas.items()}
+    others = {name: other for name, other in programs.items() if other != program}
+    return program | ({"env": shared} if shared else {}) | ({"per_task": others} if others else {})
 
 
 def _note_differences(main: Replica, replicas: Replicas) -> None:
@@ -224,11 +230,11 @@ def _note_user(main: Replica) -> None:
         main.fields.note("changed", place, message, f'set runtime.user: "{main.user}:GID"')
 
 
-def _sort(notes: list[Note]) -> list[Note]:
+def _sort(notes: list[ConversionNote]) -> list[ConversionNote]:
     """Return each note once, those first that need an answer, and of them the program's."""
     order = ("needed", "missing", "changed")
 
-    def key(note: Note) -> tuple[int, bool]:
+    def key(note: ConversionNote) -> tuple[int, bool]:
         return order.index(note.kind), not note.place.endswith(".command")
 
     return sorted(dict.fromkeys(notes), key=key)

@@ -16,16 +16,16 @@ from tfcluster.spec.yaml_text import MOST_VALUES
 
 VERSIONS = ("v1", "v1beta2", "v1beta1", "v1alpha2")
 """The versions whose fields are those of v1, or were moved by it into ``runPolicy``."""
-Kind = Literal["missing", "changed", "needed"]
+NoteKind = Literal["missing", "changed", "needed"]
 _TOO_MANY = f"more than {MOST_VALUES:,} values: use fewer aliases (*name)"
 _EXPECTED = {dict: "an object", list: "a list", str: "a string", int: "a number", bool: "a boolean"}
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
+class ConversionNote:
     """A remark about one field of the manifest, for the reader of the spec."""
 
-    kind: Kind
+    kind: NoteKind
     """`missing`: the spec has no counterpart; `changed`: it means something else in the spec;
     `needed`: the spec is not complete without an answer."""
     place: str
@@ -44,7 +44,7 @@ class Fields:
 
     path: str
     values: dict[str, Any]
-    notes: list[Note]
+    notes: list[ConversionNote]
 
     def at(self, key: str) -> str:
         """Return the path of a field."""
@@ -76,19 +76,19 @@ class Fields:
             objects.append(Fields(place, value, self.notes))
         return objects
 
-    def rest(self) -> dict[str, Any]:
-        """Return the fields that nobody has taken, without those that are empty."""
+    def take_rest(self) -> dict[str, Any]:
+        """Return and remove the fields that nobody has taken, without those that are empty."""
         rest = {key: value for key, value in self.values.items() if value not in (None, {}, [], "")}
         self.values.clear()
         return rest
 
-    def note(self, kind: Kind, key: str, message: str, fix: str = "") -> None:
+    def note(self, kind: NoteKind, key: str, message: str, fix: str = "") -> None:
         """Report something about a field, or with the key "" about the object."""
-        self.notes.append(Note(kind, self.at(key) if key else self.path, message, fix))
+        self.notes.append(ConversionNote(kind, self.at(key) if key else self.path, message, fix))
 
     def note_rest(self, fix: str = "") -> None:
         """Report every field that nobody has taken."""
-        for key in self.rest():
+        for key in self.take_rest():
             self.note("missing", key, "has no counterpart in a spec", fix)
 
 

@@ -64,7 +64,7 @@ def map_replica(fields: Fields) -> Replica:
         "labels": metadata.take("labels", dict),
         "annotations": metadata.take("annotations", dict),
     }
-    own |= main.rest() | {"env": raw_env, "volumeMounts": raw_mounts}
+    own |= main.take_rest() | {"env": raw_env, "volumeMounts": raw_mounts}
     own = {key: value for key, value in own.items() if value}
     pods["pod_template"] = _map_pod_template(pod, raw_volumes, own)
     metadata.note_rest()
@@ -273,7 +273,7 @@ def _map_user(pod: Fields, main: Fields) -> str | None:
         n for _, security in both if users and (n := security.take("runAsGroup", int)) is not None
     ]
     for part, security in both:
-        if rest := security.rest():
+        if rest := security.take_rest():
             part.values["securityContext"] = rest
     return ":".join(str(numbers[-1]) for numbers in (users, groups) if numbers) or None
 
@@ -321,7 +321,7 @@ def _map_pod_template(pod: Fields, volumes: Raw, container: dict[str, Any]) -> d
     if pod.values.pop("automountServiceAccountToken", None) is not None:
         fix = "give runtime.kubernetes.service_account an account that says so"
         pod.note("missing", "automountServiceAccountToken", "the coordinator needs its token", fix)
-    spec: dict[str, Any] = pod.rest()
+    spec: dict[str, Any] = pod.take_rest()
     for key in spec.keys() - {"initContainers"}:
         pod.note("changed", key, f"written into pod_template, so {_COORDINATOR_TOO}")
     if volumes:

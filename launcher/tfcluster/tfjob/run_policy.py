@@ -89,8 +89,11 @@ def _note_exit_codes(replica: Fields, on_error: bool) -> None:
     replica.note("changed", "restartPolicy", message, fix)
 
 
-def map_run(job: Fields, run: Fields, *, tasks: int) -> dict[str, Any]:
-    """Return the limits of `supervision`; notes what tfcluster does otherwise at the end."""
+def map_run(job: Fields, run: Fields, *, tasks: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the limits of `supervision`, and what the scheduler of the pods is told.
+
+    It notes what tfcluster does otherwise at the end.
+    """
     limits: dict[str, Any] = {}
     if (deadline := run.take("activeDeadlineSeconds", int)) is not None:
         limits["run_deadline_s"] = deadline
@@ -109,12 +112,14 @@ def map_run(job: Fields, run: Fields, *, tasks: int) -> dict[str, Any]:
         run.note("missing", "suspend", "a run is not suspended", "start it when it shall run")
     if run.values.pop("managedBy", None):
         run.note("missing", "managedBy", "tfcluster manages its runs itself", "leave it out")
-    return limits | _map_scheduling(job, run, tasks)
-
-
-def _map_scheduling(job: Fields, run: Fields, tasks: int) -> dict[str, Any]:
-    """Return `start_deadline_s`, if one is given, and the section's fields as ``kubernetes``."""
     policy = run.below("schedulingPolicy")
+    if (seconds := policy.take("scheduleTimeoutSeconds", int)) is not None:
+        limits["start_deadline_s"] = seconds
+    return limits, _map_scheduling(job, policy, tasks)
+
+
+def _map_scheduling(job: Fields, policy: Fields, tasks: int) -> dict[str, Any]:
+    """Return what the pods' section says about their scheduling."""
     pods: dict[str, Any] = {}
     if queue := policy.take("queue", str):
         pods["queue"] = queue
@@ -127,14 +132,11 @@ def _map_scheduling(job: Fields, run: Fields, tasks: int) -> dict[str, Any]:
     if least is not None and least != tasks:
         message = f"tfcluster starts all {tasks} tasks together, or none"
         policy.note("changed", "minAvailable", message)
-    scheduling: dict[str, Any] = {"kubernetes": pods}
-    if (seconds := policy.take("scheduleTimeoutSeconds", int)) is not None:
-        scheduling["start_deadline_s"] = seconds
     policy.note_rest("the gang scheduler counts the requests of the pods themselves")
     labels = job.values.get("metadata", {}).get("labels") or {}
     if queue := labels.pop(_KUEUE, None):
         pods |= {"gang": "kueue", "queue": queue}
-    return scheduling
+    return pods
 
 
 def choose_gang(job: Fields, pods: dict[str, Any]) -> None:

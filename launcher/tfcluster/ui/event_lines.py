@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tfcluster.errors import join_first
+from tfcluster.errors import join_first, signal_name
 from tfcluster.supervision import log_errors
-from tfcluster.ui.formats import format_bytes, format_duration, format_exit, signal_name
+from tfcluster.ui.formats import format_bytes, format_duration, format_exit
 from tfcluster.ui.history import (
     format_checkpoint,
     format_gathering,
@@ -22,17 +22,22 @@ Event = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class EventLine:
-    """A line about an event, and its style where there is colour."""
+    """A line about an event, with its kind for a page and its style for a terminal."""
 
     text: str
+    kind: str
+    """``bad``, ``warn``, ``good``, ``live``, or an empty string."""
     style: str
 
-    @property
-    def kind(self) -> str:
-        """``bad``, ``warn``, ``good``, ``live``, or an empty string, for a page."""
-        colour = self.style.removeprefix("bold ")
-        kinds = {"red": "bad", "yellow": "warn", "magenta": "warn", "green": "good", "bold": "live"}
-        return kinds.get(colour, "")
+
+_STYLES = {"bad": "red", "warn": "yellow", "good": "green", "live": "bold", "": "dim"}
+_STYLES_OF_TYPES = {
+    "run_continued": "bold yellow",
+    "restarting": "bold yellow",
+    "alert": "bold red",
+    "chaos_injected": "magenta",
+}
+"""Type of event → the style of its line, if it is not that of its kind."""
 
 
 def format_event(event: Event) -> EventLine | None:
@@ -49,12 +54,15 @@ def format_moment(event: Event) -> EventLine | None:
 
 
 def _format(event: Event, formatters: Mapping[str, _Formatter]) -> EventLine | None:
-    style, formatter = formatters.get(str(event.get("type")), ("", None))
+    kind, formatter = formatters.get(str(event.get("type")), ("", None))
     try:
         text = formatter(event) if formatter else None
     except (KeyError, TypeError, ValueError, OverflowError):
         return None
-    return None if text is None else EventLine(text, "red" if _has_failed(event) else style)
+    if text is None:
+        return None
+    kind = "bad" if _has_failed(event) else kind
+    return EventLine(text, kind, _STYLES_OF_TYPES.get(event["type"], _STYLES[kind]))
 
 
 def _has_failed(event: Event) -> bool:
@@ -193,44 +201,44 @@ def _run_finished(event: Event) -> str:
 
 _Formatter = tuple[str, Callable[[Event], str | None]]
 _FORMATTERS: dict[str, _Formatter] = {
-    "run_queued": ("yellow", _run_queued),
-    "run_continued": ("bold yellow", "the job runs again: attempt {attempt}".format_map),
-    "nodes_allocated": ("dim", _nodes_allocated),
-    "prepare_started": ("dim", "preparing on {node}".format_map),
-    "prepare_finished": ("dim", _prepare_finished),
-    "task_exited": ("dim", _task_exited),
-    "task_error": ("red", _task_error),
-    "tensorboard_started": ("bold", "TensorBoard: {url}".format_map),
-    "trial": ("dim", format_trial),
-    "run_stopping": ("yellow", _run_stopping),
-    "checkpoint_gathered": ("dim", _checkpoint_gathered),
-    "gathering": ("dim", lambda event: f"gathering {format_gathering(event)}"),
-    "finishing": ("dim", _finishing),
-    "log_lost": ("yellow", _log_lost),
-    "node_lost": ("red", "lost node {node}: {reason}".format_map),
-    "node_unreachable": ("yellow", _node_unreachable),
-    "node_reconnected": ("dim", "node {node} is connected again".format_map),
-    "node_back": ("bold", _node_back),
-    "hint": ("dim", "{message}".format_map),
-    "alert": ("bold red", "{message}".format_map),
-    "warned": ("yellow", lambda event: None if event.get("closing") else str(event["message"])),
-    "restarting": ("bold yellow", format_restart),
-    "diagnosis": ("dim", _diagnosis),
-    "stalled": ("yellow", _stalled),
-    "stall_ended": ("dim", _stall_ended),
-    "suspended": ("dim", _suspended),
-    "task_frozen": ("yellow", _task_frozen),
-    "task_thawed": ("dim", "{task} runs again".format_map),
-    "chaos_injected": ("magenta", "injected fault: {fault}".format_map),
+    "run_queued": ("warn", _run_queued),
+    "run_continued": ("warn", "the job runs again: attempt {attempt}".format_map),
+    "nodes_allocated": ("", _nodes_allocated),
+    "prepare_started": ("", "preparing on {node}".format_map),
+    "prepare_finished": ("", _prepare_finished),
+    "task_exited": ("", _task_exited),
+    "task_error": ("bad", _task_error),
+    "tensorboard_started": ("live", "TensorBoard: {url}".format_map),
+    "trial": ("", format_trial),
+    "run_stopping": ("warn", _run_stopping),
+    "checkpoint_gathered": ("", _checkpoint_gathered),
+    "gathering": ("", lambda event: f"gathering {format_gathering(event)}"),
+    "finishing": ("", _finishing),
+    "log_lost": ("warn", _log_lost),
+    "node_lost": ("bad", "lost node {node}: {reason}".format_map),
+    "node_unreachable": ("warn", _node_unreachable),
+    "node_reconnected": ("", "node {node} is connected again".format_map),
+    "node_back": ("live", _node_back),
+    "hint": ("", "{message}".format_map),
+    "alert": ("bad", "{message}".format_map),
+    "warned": ("warn", lambda event: None if event.get("closing") else str(event["message"])),
+    "restarting": ("warn", format_restart),
+    "diagnosis": ("", _diagnosis),
+    "stalled": ("warn", _stalled),
+    "stall_ended": ("", _stall_ended),
+    "suspended": ("", _suspended),
+    "task_frozen": ("warn", _task_frozen),
+    "task_thawed": ("", "{task} runs again".format_map),
+    "chaos_injected": ("warn", "injected fault: {fault}".format_map),
 }
-"""Type of event → style of its line, unless it has failed, and the function that formats it."""
+"""Type of event → kind of its line, unless it has failed, and the function that formats it."""
 _MOMENTS: dict[str, _Formatter] = {
-    "run_started": ("bold", "the run begins with tfcluster {version}".format_map),
-    "resumed": ("bold", _resumed),
-    "task_started": ("bold", "attempt {attempt}: {task} started".format_map),
-    "task_exited": ("dim", _task_end),
-    "checkpoint_gathered": ("green", _checkpoint_gathered),
-    "diagnosis": ("red", _root_cause),
-    "warned": ("yellow", "{message}".format_map),
-    "run_finished": ("green", _run_finished),
+    "run_started": ("live", "the run begins with tfcluster {version}".format_map),
+    "resumed": ("live", _resumed),
+    "task_started": ("live", "attempt {attempt}: {task} started".format_map),
+    "task_exited": ("", _task_end),
+    "checkpoint_gathered": ("good", _checkpoint_gathered),
+    "diagnosis": ("bad", _root_cause),
+    "warned": ("warn", "{message}".format_map),
+    "run_finished": ("good", _run_finished),
 }

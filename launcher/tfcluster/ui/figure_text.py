@@ -10,7 +10,7 @@ from typing import Final
 
 from tfcluster.rundir.figures import Figures, figures_of
 from tfcluster.rundir.snapshot import RunSnapshot
-from tfcluster.ui.formats import cut_to_columns, format_count, format_duration, format_value
+from tfcluster.ui.formats import cut_to_columns, format_duration, format_large_rate, format_value
 from tfcluster.ui.lines import sanitize_text
 
 SAMPLES: Final = 30
@@ -21,19 +21,21 @@ _LONGEST_METRIC: Final = 24
 _MOST_METRICS: Final = 6
 
 
-def format_step(figures: Figures, open_end: str = ", total unknown") -> str:
+def format_step(
+    figures: Figures, open_end: str = ", total unknown", *, label: str = "step "
+) -> str:
     """Return ``step 120 of 4,000``, or ``step 120, total unknown``; empty before the first."""
     if figures.step is None:
         return ""
     total = figures.total_steps
-    return f"step {figures.step:,}" + (open_end if total is None else f" of {total:,}")
+    return f"{label}{figures.step:,}" + (open_end if total is None else f" of {total:,}")
 
 
-def format_epoch(figures: Figures) -> str:
+def format_epoch(figures: Figures, *, label: str = "epoch ") -> str:
     """Return ``epoch 3/10``, ``epoch 3``, or an empty string."""
     if figures.epoch is None:
         return ""
-    return f"epoch {figures.epoch:,}" + (f"/{figures.epochs:,}" if figures.epochs else "")
+    return f"{label}{figures.epoch:,}" + (f"/{figures.epochs:,}" if figures.epochs else "")
 
 
 def format_metric(name: str, value: float) -> str:
@@ -53,7 +55,7 @@ def describe_results(snapshot: RunSnapshot) -> tuple[tuple[str, str], ...]:
     progress = [format_epoch(figures), format_step(figures, open_end="")]
     speed = []
     if figures.mean_rate is not None:
-        speed.append(f"{format_count(figures.mean_rate)} {figures.unit}/s on average")
+        speed.append(f"{format_large_rate(figures.mean_rate)} {figures.unit}/s on average")
     if lead.first_step_s is not None:
         speed.append(f"first step after {format_duration(lead.first_step_s)}")
     evaluators = [task.metrics for task in snapshot.tasks if task.task.startswith("evaluator")]

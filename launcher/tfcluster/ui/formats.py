@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-import signal
 import textwrap
 from collections.abc import Callable
 
 from rich.cells import cell_len, set_cell_size
+
+from tfcluster.errors import signal_name
 
 
 def format_duration(seconds: float) -> str:
@@ -53,7 +54,7 @@ def format_rate(per_second: float | None) -> str:
     return f"{per_second:.2f}" if per_second < 9.995 else f"{per_second:.1f}"
 
 
-def format_count(per_second: float) -> str:
+def format_large_rate(per_second: float) -> str:
     """Return ``41.2`` or ``1,312``: a rate that may be large."""
     return f"{per_second:,.0f}" if per_second >= 999.5 else format_rate(per_second)
 
@@ -66,14 +67,6 @@ def format_value(value: float) -> str:
         if limit <= abs(value) < 1e12:
             return f"{value / (1e3 if letter == 'k' else limit):.4g}{letter}"
     return f"{value:.4g}"
-
-
-def signal_name(number: int) -> str:
-    """Return ``SIGKILL`` for 9, or ``signal 63`` if this system has no name for it."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def format_exit(exit_code: int | None, signal_number: int | None) -> str:

@@ -31,8 +31,8 @@ from tfcluster.ui.figure_text import (
 )
 from tfcluster.ui.formats import (
     cut_to_columns,
-    format_count,
     format_duration,
+    format_large_rate,
     format_rate,
     plural,
 )
@@ -153,7 +153,7 @@ def _numbers(scene: Scene, columns: int) -> list[Text]:
     """Return the line of metrics and speed; the first metric is in it whatever the width is."""
     figures = scene.figures
     metrics = [format_metric(*item) for item in figures.metrics.items()]
-    rate = f"{format_count(figures.rate)} {figures.unit}/s" if figures.rate is not None else ""
+    rate = f"{format_large_rate(figures.rate)} {figures.unit}/s" if figures.rate is not None else ""
     room, kept = columns, set[str]()
     for text in filter(None, [*metrics[:2], rate, *metrics[2:]]):
         needed = cell_len(text) + len(_GAP)

@@ -66,7 +66,7 @@ def format_restart(event: Mapping[str, Any]) -> str:
         text += f", from {start}"
     if delay_s := event.get("delay_s"):
         text += f", in {format_duration(delay_s)}"
-    text += f": {_first_reason_line(event).removeprefix(f'{task}: ')}"
+    text += f": {_first_reason_line(event)}"
     return text if start or task is not None else f"{text}; {_FROM_THE_BEGINNING}"
 
 
@@ -76,26 +76,30 @@ def format_resume(run: str, step: int | None, checkpoint: str | None = None) -> 
     return f"{run} at {start}" if start else run
 
 
-def format_checkpoint(checkpoint: Mapping[str, Any]) -> str:
+def format_checkpoint(checkpoint: Mapping[str, Any], label: str = "step ") -> str:
     """Return ``step 1,200``, else ``save 12``, else an empty string."""
     save = checkpoint.get("save")
-    return _format_position(checkpoint.get("step"), None if save is None else f"save {save}")
+    name = None if save is None else f"save {save}"
+    return _format_position(checkpoint.get("step"), name, label)
 
 
-def _format_position(step: int | None, name: str | None) -> str:
-    return name or "" if step is None else f"step {step:,}"
+def _format_position(step: int | None, name: str | None, label: str = "step ") -> str:
+    return name or "" if step is None else f"{label}{step:,}"
 
 
-def list_facts(snapshot: RunSnapshot) -> tuple[tuple[str, str], ...]:
-    """Return name and value of what not every run has: its resume, restarts, injected faults."""
+def list_facts(snapshot: RunSnapshot, *, has_timeline: bool = False) -> tuple[tuple[str, str], ...]:
+    """Return name and value of what not every run has: its resume, restarts, injected faults.
+
+    With `has_timeline`, without those that a timeline beside it shows.
+    """
     source = snapshot.resumed_from or {}
     resume = format_resume(str(source.get("run")), source.get("step"), source.get("checkpoint"))
     by_hand = (f"{task} at {address}" for task, address in snapshot.by_hand.items())
     return Facts.of(
         ("resumed", resume if source else None),
         ("by hand", ", ".join(by_hand)),
-        ("attempt", format_attempt(snapshot) or None),
-        ("restarts", _list_restarts(snapshot.restarts)),
+        ("attempt", "" if has_timeline else format_attempt(snapshot)),
+        ("restarts", "" if has_timeline else _list_restarts(snapshot.restarts)),
         ("injected", "\n".join(map(_format_fault, snapshot.chaos))),
     ).pairs
 
@@ -193,7 +197,7 @@ def format_short_reason(snapshot: RunSnapshot, now: float | None = None) -> str:
     """Return why a run is queued, stalled or has not succeeded in one line; empty if unknown."""
     reason = snapshot.reason or format_stall(snapshot.stall, now)
     if snapshot.status is Status.QUEUED:
-        reason = (snapshot.waits_for or "").removeprefix("nodes: ")
+        reason = snapshot.queue_reason or snapshot.waits_for or ""
     if not reason and (root := root_cause(snapshot)):
         reason = f"{root.get('task')}: {root.get('reason', '')}"
     if not reason:

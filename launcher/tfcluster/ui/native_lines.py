@@ -55,7 +55,7 @@ _FROM_TENSORFLOW = (
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class KnownLine:
     """A message of native code: its source files, its levels, how its text begins, its lines."""
 
     files: str
@@ -68,34 +68,34 @@ class Message:
     """A pattern of the whole line that ends the message after at least one line of `more`."""
 
 
-TABLE: Mapping[str, tuple[Message, ...]] = {
+TABLE: Mapping[str, tuple[KnownLine, ...]] = {
     "the build and the processor": (
-        Message("port.cc", rb"oneDNN custom operations are on\. "),
-        Message(
+        KnownLine("port.cc", rb"oneDNN custom operations are on\. "),
+        KnownLine(
             "cpu_feature_guard.cc",
             rb"This TensorFlow binary is optimized to use available CPU instructions",
             more=rb"To enable the following instructions: .* appropriate compiler flags\.",
         ),
-        Message("py_utils.cc", rb"TF-TRT Warning: Could not find TensorRT", b"W"),
-        Message("mlir_graph_optimization_pass.cc", rb"MLIR V1 optimization pass is not enabled"),
-        Message("dump_mlir_util.cc", rb"disabling MLIR crash reproducer, set env var"),
-        Message(
+        KnownLine("py_utils.cc", rb"TF-TRT Warning: Could not find TensorRT", b"W"),
+        KnownLine("mlir_graph_optimization_pass.cc", rb"MLIR V1 optimization pass is not enabled"),
+        KnownLine("dump_mlir_util.cc", rb"disabling MLIR crash reproducer, set env var"),
+        KnownLine(
             "cuda_dnn.cc cuda_fft.cc cuda_blas.cc",
             rb"Unable to register cu\w+ factory: Attempting to register factory for plugin cu\w+"
             rb" when one has already been registered",
             b"E",
         ),
-        Message("computation_placer.cc", rb"computation placer already registered\. ", b"WE"),
+        KnownLine("computation_placer.cc", rb"computation placer already registered\. ", b"WE"),
     ),
     "no GPU": (
-        Message("cudart_stub.cc", rb"Could not find cuda drivers on your machine, GPU will not"),
-        Message(
+        KnownLine("cudart_stub.cc", rb"Could not find cuda drivers on your machine, GPU will not"),
+        KnownLine(
             "cuda_driver.cc cuda_platform.cc",
             rb"failed call to cuInit: (?:INTERNAL: CUDA error: Failed call to cuInit: )?"
             rb"(?:CUDA_ERROR_NO_DEVICE: |UNKNOWN ERROR \(303\))",  # no library, no device
             b"EW",
         ),
-        Message(
+        KnownLine(
             "cuda_diagnostics.cc",
             rb"kernel driver does not appear to be running on this host"
             rb"|retrieving CUDA diagnostic information for host: |hostname: |env: CUDA_"
@@ -104,49 +104,51 @@ TABLE: Mapping[str, tuple[Message, ...]] = {
         ),
     ),
     "a GPU": (
-        Message("cuda_executor.cc", rb"successful NUMA node read from SysFS had negative value"),
-        Message(
+        KnownLine("cuda_executor.cc", rb"successful NUMA node read from SysFS had negative value"),
+        KnownLine(
             "cuda_executor.cc",
             rb"could not open file to read NUMA node: ",
             more=rb"Your kernel may have been built without NUMA support\.",
         ),
-        Message("gpu_device.cc", rb"Created device \S+/device:GPU:\d+ with \d+ MB memory: "),
-        Message("gpu_bfc_allocator.cc", rb"Overriding orig_value setting because the TF_", b"W"),
-        Message(
+        KnownLine("gpu_device.cc", rb"Created device \S+/device:GPU:\d+ with \d+ MB memory: "),
+        KnownLine("gpu_bfc_allocator.cc", rb"Overriding orig_value setting because the TF_", b"W"),
+        KnownLine(
             "service.cc",
             rb"XLA service 0x[0-9a-f]+ initialized for platform |StreamExecutor (?:device )?[(\[]",
         ),
-        Message("cuda_dnn.cc", rb"Loaded cuDNN version \d+"),
-        Message("device_compiler.h", rb"Compiled cluster using XLA!"),
+        KnownLine("cuda_dnn.cc", rb"Loaded cuDNN version \d+"),
+        KnownLine("device_compiler.h", rb"Compiled cluster using XLA!"),
     ),
     "the cluster": (
-        Message("grpc_server_lib.cc", rb"Started server with target: "),
-        Message(
+        KnownLine("grpc_server_lib.cc", rb"Started server with target: "),
+        KnownLine(
             "coordination_service.cc coordination_service.h",
             rb"Initializing CoordinationService|Waiting for \d+/\d+ tasks to connect\."
             rb"|/job:\S+ has (?:dis)?connected (?:to|from) coordination service\."
             rb"|Barrier\(\S+\) has passed with status: OK$",
         ),
-        Message("coordination_service.cc", rb"Example stragglers:", more=rb"/job:\w+/\S+:\d+"),
-        Message(
+        KnownLine("coordination_service.cc", rb"Example stragglers:", more=rb"/job:\w+/\S+:\d+"),
+        KnownLine(
             "coordination_service_agent.cc",
             rb"Coordination agent has (?:successfully connected|initiated Shutdown"
             rb"|successfully shut down)",
         ),
-        Message("master.cc", rb"Scanning workers for devices: "),
-        Message("eager_service_impl.cc", rb"Creating a?sync eager service context with "),
-        Message("eager_service_impl.cc", rb"SessionOptions: ", more=_OPTIONS, last=b""),
-        Message(
+        KnownLine("master.cc", rb"Scanning workers for devices: "),
+        KnownLine("eager_service_impl.cc", rb"Creating a?sync eager service context with "),
+        KnownLine("eager_service_impl.cc", rb"SessionOptions: ", more=_OPTIONS, last=b""),
+        KnownLine(
             "kernel_and_device.cc",
             rb"Ignoring error status when releasing multi-device function handle UNIMPLEMENTED: ",
         ),
-        Message("local_rendezvous.cc", rb"Local rendezvous is .*: ABORTED: Cleanup -?\d+", b"IW"),
+        KnownLine("local_rendezvous.cc", rb"Local rendezvous is .*: ABORTED: Cleanup -?\d+", b"IW"),
     ),
     "the input": (
-        Message("generator_dataset_op.cc", rb"Memory patch applied: M_TRIM_THRESHOLD="),
-        Message("dataset.cc", rb"Input of \w+::Dataset will not be optimized because", b"W"),
-        Message("tf_record_dataset_op.cc", rb"The default buffer size is \d+, which is overridden"),
-        Message(
+        KnownLine("generator_dataset_op.cc", rb"Memory patch applied: M_TRIM_THRESHOLD="),
+        KnownLine("dataset.cc", rb"Input of \w+::Dataset will not be optimized because", b"W"),
+        KnownLine(
+            "tf_record_dataset_op.cc", rb"The default buffer size is \d+, which is overridden"
+        ),
+        KnownLine(
             "local_rendezvous.cc",
             rb"Local rendezvous is aborting with status: OUT_OF_RANGE: End of sequence",
             b"IW",
@@ -154,24 +156,24 @@ TABLE: Mapping[str, tuple[Message, ...]] = {
         ),
     ),
     "gRPC": (
-        Message("fork_posix.cc", rb"Other threads are currently calling into gRPC, ", b"IWE"),
-        Message("ev_poll_posix.cc ev_epoll1_linux.cc", rb"FD from fork parent still in ", b"IWE"),
+        KnownLine("fork_posix.cc", rb"Other threads are currently calling into gRPC, ", b"IWE"),
+        KnownLine("ev_poll_posix.cc ev_epoll1_linux.cc", rb"FD from fork parent still in ", b"IWE"),
     ),
     "absl's banner": (
-        Message(
+        KnownLine(
             "",
             rb"WARNING: All log messages before absl::InitializeLog\(\) is called are written to"
             rb" STDERR$",
         ),
     ),
     "TensorFlow's own use of what it deprecates": (
-        Message(
+        KnownLine(
             "",
             _FROM_TENSORFLOW + rb".{1,300} is deprecated and will be removed (?:after|in) ",
             more=rb"Instructions for updating:",
             last=_ADVICE,
         ),
-        Message(
+        KnownLine(
             "",
             _FROM_TENSORFLOW + rb"The name \S+ is deprecated\. Please use \S+ instead\.$",
             more=rb"",
@@ -181,7 +183,7 @@ TABLE: Mapping[str, tuple[Message, ...]] = {
 """The messages by subject; `tests/launcher/ui/native` has them as they were logged."""
 
 
-def _by_file() -> Mapping[bytes, Sequence[Message]]:
+def _by_file() -> Mapping[bytes, Sequence[KnownLine]]:
     messages = defaultdict(list)
     for message in chain(*TABLE.values()):
         for name in message.files.split() or [""]:
@@ -192,7 +194,7 @@ def _by_file() -> Mapping[bytes, Sequence[Message]]:
 _BY_FILE = _by_file()
 
 
-def find_message(line: bytes) -> Message | None:
+def find_message(line: bytes) -> KnownLine | None:
     """Return the message that `line` (without its newline) begins, or None: an unknown line."""
     form = _FORM.match(line)
     level, file, text = b"I", b"", line
@@ -224,7 +226,7 @@ class NativeFilter:
     def __init__(self) -> None:
         self.dropped = 0
         """The number of lines dropped so far."""
-        self._message: Message | None = None
+        self._message: KnownLine | None = None
         """The message that the next line may continue."""
         self._has_more = False
         self._is_open = False
@@ -259,7 +261,7 @@ class NativeFilter:
         self._is_open = line.endswith(b"{")
         return self._message is not None
 
-    def _continues(self, message: Message, line: bytes) -> bool:
+    def _continues(self, message: KnownLine, line: bytes) -> bool:
         is_inner = line.startswith((b"  ", b"}"))
         if message.more is not None and re.fullmatch(message.more, line):
             if is_inner != self._is_open:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Final
 
 from rich.text import Text
 
-from tfcluster.backends.job_watch import StateFile
+from tfcluster.backends.job_watch import WatchedState
 from tfcluster.rundir.figures import figures_of
 from tfcluster.rundir.paths import RunPaths, home
-from tfcluster.rundir.snapshot import RunSnapshot, to_json_numbers
+from tfcluster.rundir.registry import run_folders
+from tfcluster.rundir.snapshot import RunSnapshot
 from tfcluster.ui.job_control import JobControl, single_keys
 from tfcluster.ui.panels import runs_grid
 from tfcluster.ui.render import part_lines
@@ -27,17 +26,17 @@ class LiveRuns:
     """The states of the live runs; files that have not changed are not read again."""
 
     def __init__(self) -> None:
-        self._files: dict[str, StateFile] = {}
+        self._files: dict[str, WatchedState] = {}
         self._over: set[str] = set()
 
     def read(self) -> list[RunSnapshot]:
         """Return the live runs, oldest first."""
         live = []
-        for folder in _folders(home() / "runs"):
+        for folder in run_folders(home() / "runs"):
             name = folder.name
             if name in self._over:
                 continue
-            file = self._files.setdefault(name, StateFile(RunPaths(folder)))
+            file = self._files.setdefault(name, WatchedState(RunPaths(folder)))
             snapshot = file.read()
             if snapshot is None:
                 continue  # it may just begin
@@ -51,24 +50,15 @@ class LiveRuns:
 
 def describe(run: RunSnapshot, *, now: float) -> dict[str, Any]:
     """Return the facts of one run for JSON; numbers that are not known are None."""
-    figures = figures_of(run)
-    return {
+    about = {
         "run": run.run,
         "name": run.name,
         "status": str(run.status),
         "elapsed_s": round(now - run.started_at, 3),
         "attempt": run.attempt,
         "tasks": len(run.tasks),
-        "step": figures.step,
-        "total_steps": figures.total_steps,
-        "epoch": figures.epoch,
-        "epochs": figures.epochs,
-        "eta_s": figures.eta_s,
-        "metrics": to_json_numbers(figures.metrics),
-        f"{figures.unit}_per_second": figures.rate,
-        "rss_bytes": figures.rss_bytes,
-        "cores": figures.cores,
     }
+    return about | figures_of(run).to_json()
 
 
 def watch(runs: LiveRuns, terminal: Terminal) -> None:
@@ -98,11 +88,3 @@ def _lines(runs: Sequence[RunSnapshot], columns: int, rows: int) -> list[Text]:
     if len(runs) > len(shown):
         lines.append(Text(f"and {len(runs) - len(shown):,} older runs", "dim"))
     return lines
-
-
-def _folders(runs: Path) -> list[Path]:
-    try:
-        with os.scandir(runs) as entries:
-            return [Path(entry.path) for entry in entries if entry.is_dir()]
-    except OSError:
-        return []

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from tfcluster.errors import count_names
+from tfcluster.errors import count_names, signal_name
 from tfcluster.rundir.figures import Figures, figures_of
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.snapshot import RunSnapshot, TaskSnapshot, is_done_trial
@@ -18,14 +18,13 @@ from tfcluster.ui.figure_text import describe_results, format_epoch, format_metr
 from tfcluster.ui.formats import (
     cut_to_columns,
     format_bytes,
-    format_count,
     format_duration,
     format_exit,
     format_known,
+    format_large_rate,
     format_rate,
     format_value,
     plural,
-    signal_name,
 )
 from tfcluster.ui.render import GAP, UNLIMITED, Facts, Grid, Panel, Part, Verbatim
 
@@ -90,8 +89,8 @@ def root_cause_panel(
         return None
     task = str(cause.get("task", "?"))
     how = format_exit(cause.get("exit_code"), cause.get("signal"))
-    reason = str(cause.get("reason", ""))
-    parts: list[Part] = [reason] if reason != f"exit code {cause.get('exit_code')}" else []
+    has_more = cause.get("kind") != "exit_code" or cause.get("also") or cause.get("docs")
+    parts: list[Part] = [str(cause.get("reason", ""))] if has_more else []
     parts += history.format_fix(cause)
     parts += history.format_consequences(snapshot)
     if last_lines:
@@ -158,7 +157,7 @@ def runs_grid(
         gathering = ", gathering" if run.gathering else ""
         return f"{run.status}{_exit_code_suffix(run)}{gathering}{_host_suffix(run, this_host)}"
 
-    epoch = figure(lambda known: format_epoch(known).removeprefix("epoch "))
+    epoch = figure(lambda known: format_epoch(known, label=""))
     loss = figure(lambda known: format_known(known.metrics.get("loss"), format_value))
     columns: dict[str, Callable[[RunSnapshot], object]] = {
         "RUN": lambda run: run.run,
@@ -176,7 +175,7 @@ def runs_grid(
             "STATUS": lambda run: f"{run.status} {format_duration(now - run.started_at)}",
             "LOSS": loss,
             "EPOCH": epoch,
-            "STEP": figure(lambda known: format_step(known, open_end="").removeprefix("step ")),
+            "STEP": figure(lambda known: format_step(known, open_end="", label="")),
             "ETA": figure(lambda known: format_known(known.eta_s, format_duration)),
             "EXAMPLES/S": figure(lambda known: _format_speed(known, "examples")),
             "STEPS/S": figure(lambda known: _format_speed(known, "steps")),
@@ -196,13 +195,13 @@ def runs_grid(
 
 
 def _format_speed(figures: Figures, unit: str) -> str:
-    return format_known(figures.rate if figures.unit == unit else None, format_count)
+    return format_known(figures.rate if figures.unit == unit else None, format_large_rate)
 
 
 def checkpoints_grid(checkpoints: Sequence[Mapping[str, Any]]) -> Grid:
     """Return the table of `checkpoints`, newest last, from checkpoints as in `RunSnapshot`."""
     columns: dict[str, Callable[[Mapping[str, Any]], object]] = {
-        "STEP": lambda saved: history.format_checkpoint(saved).removeprefix("step ") or "–",
+        "STEP": lambda saved: history.format_checkpoint(saved, label="") or "–",
         "KIND": lambda saved: saved.get("kind"),
         "SIZE": lambda saved: format_bytes(saved.get("bytes") or 0),
         "PATH": lambda saved: saved["path"],

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tfcluster import kinds
+from tfcluster.control_characters import ANY_CONTROL
 from tfcluster.errors import TfclusterError, join_first
 from tfcluster.plans import remote_paths
 from tfcluster.plans.context import LOCAL
@@ -28,7 +29,6 @@ from tfcluster.ui.history import format_resume
 from tfcluster.ui.lines import sanitize_text
 from tfcluster.ui.render import Facts, Grid, Panel, Part, Verbatim, part_lines
 
-_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 _PLACEHOLDERS = re.compile(
     rf"(^~(?=/|$)|{re.escape(remote_paths.CACHE)}|{re.escape(remote_paths.RUN)})"
 )
@@ -41,10 +41,10 @@ _LABELS = {"tensorflow": "TensorFlow", "keras": "Keras", "tf-keras": "tf_keras"}
 
 def quote(word: str) -> str:
     """Quote `word` for a shell, with control characters (but tab and newline) escaped."""
-    if not _CONTROLS.search(word):
+    if not ANY_CONTROL.search(word):
         return shlex.quote(word)
     escaped = word.replace("\\", "\\\\").replace("'", "\\'")
-    return f"$'{_CONTROLS.sub(_as_bytes, escaped)}'"
+    return f"$'{ANY_CONTROL.sub(_as_bytes, escaped)}'"
 
 
 def join(words: Iterable[str]) -> str:

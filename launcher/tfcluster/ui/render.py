@@ -6,7 +6,7 @@ paths and commands have to stay whole to be copied.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -147,9 +147,12 @@ def screen_text(panel: Panel, width: int, *, colours: bool) -> Painted:
     rule = " " + "─" * (width - len(title) - 1)
     lines = [Text.assemble((title, f"bold {tone}"), (rule, tone))]
     for part in panel.parts:
-        for line in part_lines(part, width - 2):
-            lines.append(Text(f"  {line}".rstrip()))
-            if isinstance(part, Facts) and not line.startswith(" "):
+        if not isinstance(part, Facts):
+            lines += [Text(f"  {line}".rstrip()) for line in part_lines(part, width - 2)]
+            continue
+        for has_name, line in _facts(part, width - 2):
+            lines.append(Text(f"  {sanitize_text(line)}".rstrip()))
+            if has_name:
                 lines[-1].stylize("dim", 0, 2 + part.name_width)
     return draw(Text("\n", no_wrap=True).join(lines), width, colours=colours)
 
@@ -158,7 +161,7 @@ def part_lines(part: Part, width: int) -> list[str]:
     """Return a part as sanitized lines of at most `width` columns; longer words stay whole."""
     match part:
         case Facts():
-            lines = _facts(part, width)
+            lines = [line for _, line in _facts(part, width)]
         case Grid():
             lines = _grid(part, width)
         case Verbatim():
@@ -168,18 +171,18 @@ def part_lines(part: Part, width: int) -> list[str]:
     return [sanitize_text(line) for line in lines]
 
 
-def _facts(facts: Facts, width: int) -> list[str]:
+def _facts(facts: Facts, width: int) -> Iterator[tuple[bool, str]]:
+    """Yield each line, and whether it begins with the name of a fact."""
     column = facts.name_width + GAP
-    lines = []
     for name, value in facts.pairs:
-        rows = wrap_words(value, width - column)
-        if max(map(len, rows)) > width - column:
+        first, *others = wrap_words(value, width - column)
+        if max(map(len, (first, *others))) > width - column:
             # A path too long for its column gets its own lines, where it can be copied.
-            lines += [name, *(f"  {row}" for row in wrap_words(value, width - 2))]
-            continue
-        lines.append(f"{name:{column}}{rows[0]}")
-        lines += [" " * column + row for row in rows[1:]]
-    return lines
+            yield True, name
+            yield from ((False, f"  {row}") for row in wrap_words(value, width - 2))
+        else:
+            yield True, f"{name:{column}}{first}"
+            yield from ((False, " " * column + row) for row in others)
 
 
 def _grid(grid: Grid, width: int) -> list[str]:
@@ -204,5 +207,5 @@ def _stacked(grid: Grid, width: int) -> list[str]:
     for first, *rest in grid.rows:
         lines.append(first)
         facts = Facts.of(*zip(grid.headers[1:], rest, strict=True))
-        lines += [f"  {line}" for line in _facts(facts, width - 2)]
+        lines += [f"  {line}" for _, line in _facts(facts, width - 2)]
     return lines

@@ -10,9 +10,9 @@ from tfcluster.scaling.study import Cell, Predicted, Study
 from tfcluster.ui.formats import (
     format_bits,
     format_bytes,
-    format_count,
     format_duration,
     format_known,
+    format_large_rate,
 )
 from tfcluster.ui.render import Facts, Grid, Part
 
@@ -56,13 +56,13 @@ def cell_grid(study: Study) -> Grid:
         "communication": lambda cell: cell.measured.communication,
         "rate": lambda cell: format_known(cell.measured.rate, format_bits),
         "step": lambda cell: format_ms(cell.median_s),
-        "quartiles": lambda cell: f"{_number(cell.low_s)}–{format_ms(cell.high_s)}",
+        "quartiles": lambda cell: _range(cell.low_s, cell.high_s),
         "compute": lambda cell: format_ms(cell.compute_s),
         "collective": lambda cell: (
             format_ms(cell.collective_s) if cell.measured.workers > 1 else None
         ),
         "of ring": lambda cell: format_known(cell.of_ring, "{:.2f}".format),
-        "examples/s": lambda cell: format_known(cell.examples_per_second, format_count),
+        "examples/s": lambda cell: format_known(cell.examples_per_second, format_large_rate),
         "efficiency": lambda cell: f"{cell.efficiency:.0%}",
         "fit": lambda cell: format_known(cell.fitted_s, format_ms),
         "error": lambda cell: _error(cell, study),
@@ -103,17 +103,13 @@ def _fit_words(study: Study, name: str) -> Iterator[str]:
 
 
 def format_ms(seconds: float) -> str:
-    """Return ``3.42 ms``, ``182 ms``, or ``1.25 s`` from ten seconds on ``12 s``."""
+    """Return ``3.42 ms``, ``182 ms``, ``1.25 s``, or ``12 s`` from ten seconds on."""
     if seconds >= 9.95:
         return format_duration(seconds)
-    return f"{seconds:.2f} s" if seconds >= 0.9995 else f"{_number(seconds)} ms"
-
-
-def _number(seconds: float) -> str:
     ms = seconds * 1000
     if ms >= 999.5:
-        return f"{seconds:.2f}"
-    return f"{ms:.0f}" if ms >= 99.95 else f"{ms:.3g}"
+        return f"{seconds:.2f} s"
+    return f"{ms:.0f} ms" if ms >= 99.95 else f"{ms:.3g} ms"
 
 
 def _error(cell: Cell, study: Study) -> str | None:
@@ -125,4 +121,8 @@ def _error(cell: Cell, study: Study) -> str | None:
 
 def _interval(predicted: Predicted) -> str | None:
     low, high = predicted.prediction.low, predicted.prediction.high
-    return None if low is None or high is None else f"{format_ms(low)} – {format_ms(high)}"
+    return None if low is None or high is None else _range(low, high)
+
+
+def _range(low_s: float, high_s: float) -> str:
+    return f"{format_ms(low_s)} – {format_ms(high_s)}"

@@ -18,27 +18,25 @@ from starlette.staticfiles import StaticFiles
 from tfcluster.agent import foreign_json
 from tfcluster.errors import TfclusterError, UnknownRunError, UsageError
 from tfcluster.run_handle import Run
-from tfcluster.rundir import registry
+from tfcluster.rundir import registry, series
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.snapshot import describe_failure
 from tfcluster.rundir.states import Status
 from tfcluster.web import log_pages, rendering
 from tfcluster.web.comparison import MOST_RUNS, compare
-from tfcluster.web.run_data import RunIndex, describe_history, describe_run, to_bytes
+from tfcluster.web.run_data import RunIndex, describe_history, describe_run, to_json_bytes
 from tfcluster.web.security import MAX_BODY_BYTES
-from tfcluster.web.streams import Streams
+from tfcluster.web.streams import Feeds
 
-_POINTS: Final = 600
 _MOST_POINTS: Final = 5000
-_LINES: Final = 200
 
 
-class Site:
+class WebPages:
     """The pages and the API over the runs of one home."""
 
     def __init__(self, home: Path, *, csrf: str, read_only: bool) -> None:
         self._index = RunIndex(home)
-        self.streams = Streams(self._index)
+        self.streams = Feeds(self._index)
         self._csrf, self._read_only = csrf, read_only
 
     def app(self) -> Starlette:
@@ -90,7 +88,7 @@ class Site:
         return _json(describe_run(self._find(request)))
 
     def _history(self, request: Request) -> Response:
-        most = _number(request, "most", least=8, most=_MOST_POINTS) or _POINTS
+        most = _number(request, "most", least=8, most=_MOST_POINTS) or series.POINTS
         return _json(describe_history(self._find(request), most=most))
 
     def _logs(self, request: Request) -> Response:
@@ -100,7 +98,7 @@ class Site:
             attempt=_number(request, "attempt"),
             cursor=chosen.get("offset") or "end",
             backward=chosen.get("direction") != "forward",
-            lines=_number(request, "lines", least=1) or _LINES,
+            lines=_number(request, "lines", least=1) or log_pages.LINES,
             grep=chosen.get("grep", ""),
             shows_native=chosen.get("native") != "0",
         )
@@ -151,14 +149,14 @@ def _why_not_stopped(run: Run) -> str:
     state = run.state()
     if state.status is Status.LOST:
         return ". ".join(filter(None, describe_failure(state)))
-    return f"the run has already ended: {str(state.status).replace('_', ' ')}"
+    return f"the run has already ended: {state.status.words}"
 
 
 def _json(value: Any, status: int = 200) -> Response:
-    return Response(to_bytes(value), status, media_type="application/json")
+    return Response(to_json_bytes(value), status, media_type="application/json")
 
 
-def _stream(streams: Streams, paths: RunPaths | None) -> Response:
+def _stream(streams: Feeds, paths: RunPaths | None) -> Response:
     return StreamingResponse(streams.follow(paths), media_type="text/event-stream")
 
 

@@ -19,9 +19,9 @@ from tfcluster.rundir.snapshot import RunSnapshot, to_json_numbers
 from tfcluster.ui import history
 from tfcluster.ui.formats import (
     format_bytes,
-    format_count,
     format_duration,
     format_known,
+    format_large_rate,
     format_value,
 )
 from tfcluster.ui.render import Grid
@@ -150,8 +150,10 @@ class Comparison:
 
     def _table(self, runs: Sequence[int], most: int) -> Grid:
         rows = (*self.numbers, *self.differences)
-        cells = [(_end(r.name, 28), *(_end(r.values[run], most) for run in runs)) for r in rows]
-        return Grid(("", *(_end(self.labels[run], most) for run in runs)), tuple(cells))
+        cells = [
+            (_ending(r.name, 28), *(_ending(r.values[run], most) for run in runs)) for r in rows
+        ]
+        return Grid(("", *(_ending(self.labels[run], most) for run in runs)), tuple(cells))
 
 
 def compare(runs: Sequence[RunPaths], *, now: float) -> Comparison:
@@ -174,7 +176,7 @@ def compare(runs: Sequence[RunPaths], *, now: float) -> Comparison:
     )
 
 
-def _end(text: str, most: int) -> str:
+def _ending(text: str, most: int) -> str:
     """Return the end of a text, as paths and modules begin alike."""
     return text if len(text) <= most else f"…{text[1 - most :]}"
 
@@ -190,15 +192,15 @@ def _labels(runs: Sequence[str]) -> tuple[str, ...]:
 
 def _numbers(results: Sequence[Results]) -> Iterator[Row]:
     for name, cell in _NUMBERS.items():
-        yield from _row(name, [cell(run) for run in results])
+        yield from _rows(name, [cell(run) for run in results])
         if name == "step":
             names = dict.fromkeys(metric for run in results for metric in run.metrics)
             for metric in list(names)[:_MOST_METRICS]:
                 values = [run.metrics.get(metric) for run in results]
-                yield from _row(metric, [format_known(value, format_value) for value in values])
+                yield from _rows(metric, [format_known(value, format_value) for value in values])
 
 
-def _row(name: str, values: Sequence[str | None]) -> Iterator[Row]:
+def _rows(name: str, values: Sequence[str | None]) -> Iterator[Row]:
     if any(values):
         yield Row(name, tuple(value or "–" for value in values))
 
@@ -212,8 +214,8 @@ _NUMBERS: Final[Mapping[str, Callable[[Results], str | None]]] = {
     "duration": lambda run: format_known(run.duration_s, format_duration),
     "first step": lambda run: format_known(run.first_step_s, format_duration),
     "step": lambda run: format_known(run.step, "{:,}".format),
-    "examples/s on average": lambda run: format_known(run.examples_per_second, format_count),
-    "steps/s on average": lambda run: format_known(run.steps_per_second, format_count),
+    "examples/s on average": lambda run: format_known(run.examples_per_second, format_large_rate),
+    "steps/s on average": lambda run: format_known(run.steps_per_second, format_large_rate),
     "restarts": lambda run: str(run.restarts),
     "peak memory": lambda run: format_known(run.peak_memory_bytes, format_bytes),
     "checkpoint": lambda run: run.checkpoint,
@@ -221,11 +223,11 @@ _NUMBERS: Final[Mapping[str, Callable[[Results], str | None]]] = {
 
 
 def _circumstances(states: Sequence[RunSnapshot]) -> Iterator[Row]:
-    yield from _row("reason", [history.format_short_reason(state) for state in states])
+    yield from _rows("reason", [history.format_short_reason(state) for state in states])
     starts = [time.localtime(state.started_at) for state in states]
-    yield from _row("started", [time.strftime("%Y-%m-%d %H:%M:%S", start) for start in starts])
-    yield from _row("host", [state.host for state in states])
-    yield from _row("tasks", [str(len(state.tasks)) for state in states])
+    yield from _rows("started", [time.strftime("%Y-%m-%d %H:%M:%S", start) for start in starts])
+    yield from _rows("host", [state.host for state in states])
+    yield from _rows("tasks", [str(len(state.tasks)) for state in states])
 
 
 def _settings(files: RunFiles, past: History) -> Iterator[tuple[str, str]]:

@@ -28,8 +28,10 @@ from tfcluster.rundir.task_logs import (
 )
 from tfcluster.ui.lines import sanitize
 from tfcluster.ui.native_lines import NativeFilter
-from tfcluster.web.run_data import is_own
+from tfcluster.web.run_data import is_plain
 
+LINES: Final = 200
+"""The lines of a page that asks for no other number."""
 MOST_LINES: Final = 2000
 _SCANNED_BYTES: Final = 16 * 1024 * 1024
 _BLOCK: Final = 32 * 1024
@@ -50,7 +52,7 @@ class Query:
     cursor: str = "end"
     """``start``, ``end``, or the cursor of an earlier page."""
     backward: bool = True
-    lines: int = 200
+    lines: int = LINES
     grep: str = ""
     """The text that a line must contain; the letters a to z match in either case."""
     shows_native: bool = True
@@ -127,7 +129,7 @@ def _find_files(paths: RunPaths, snapshot: RunSnapshot, query: Query) -> dict[st
     logs, files = RunLogs(paths.logs), list[_File]()
     for log in logs.discover():
         is_asked = query.attempt in (None, log.attempt) and label in (None, log.label)
-        if is_asked and is_own(log.path.parent, is_folder=True) and is_own(log.path):
+        if is_asked and is_plain(log.path.parent, is_folder=True) and is_plain(log.path):
             with contextlib.suppress(FileNotFoundError):  # `tfcluster rm` meanwhile
                 files.append(_open(log, snapshot, log is logs.tasks[log.label].newest))
     files.sort(key=lambda file: (file.log.attempt, rank(file.label)))
@@ -266,8 +268,8 @@ def _describe(file: _File, line: _Line) -> dict[str, Any]:
         "task": file.label,
         "attempt": file.log.attempt,
         "offset": line.start,
+        "text": text.decode()[:-1],
     }
-    described |= {"text": text.decode()[:-1]}
     if (time := file.known_time(line)) is not None:
         described["time"] = time
     if len(line.text) > _SHOWN_BYTES:

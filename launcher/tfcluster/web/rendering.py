@@ -19,7 +19,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from tfcluster import __version__
-from tfcluster.web.run_data import to_bytes
+from tfcluster.web.run_data import to_json_bytes
 
 _FOLDER: Final = Path(__file__).parent
 STATIC: Final = _FOLDER / "static"
@@ -55,7 +55,7 @@ def render_file(page: str, data: Any, **context: Any) -> str:
         " img-src data:; base-uri 'none'; form-action 'none'"
     )
     # In ASCII and without "<" no string can end the element.
-    json = Markup(to_bytes(data).decode().replace("<", "\\u003c"))
+    json = Markup(to_json_bytes(data).decode().replace("<", "\\u003c"))
     assets = [_element(page, name, text) for name, text in texts.items()]
     made = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
     shared = {"assets": assets, "data": json, "policy": policy, "made": made, "read_only": True}

@@ -34,12 +34,10 @@ from tfcluster.ui.formats import format_exit
 _MOST_PLANNED = 100
 """The tasks whose plan a page gets: each TF_CONFIG has the addresses of all tasks."""
 _LAST_LINES = 40
-_FACTS = ("resumed", "by hand", "injected")
-"""The facts of `history.list_facts` that the timeline lacks."""
 _OF_THE_RUN = ("run", "name", "started_at", "ended_at", "host", "background", "attempt")
 
 
-def to_bytes(value: Any) -> bytes:
+def to_json_bytes(value: Any) -> bytes:
     """Return JSON in ASCII, so that no string, whatever a task has put into it, can break it."""
     try:
         return json.dumps(value, allow_nan=False, separators=(",", ":"), default=dict).encode()
@@ -60,7 +58,7 @@ class RunIndex:
 
     def __init__(self, home: Path) -> None:
         self.home = home
-        self._files: dict[str, job_watch.StateFile] = {}
+        self._files: dict[str, job_watch.WatchedState] = {}
         self._rows: dict[str, tuple[RunSnapshot, Status, dict[str, Any]]] = {}
         self._lock = threading.Lock()
 
@@ -72,7 +70,7 @@ class RunIndex:
         """Return the paths of a run of this home; raises UnknownRunError for any other name."""
         paths = RunPaths.of(run_id, self.home)
         is_name = run_id not in ("", ".", "..") and "/" not in run_id and "\0" not in run_id
-        if is_name and is_own(paths.root, is_folder=True):
+        if is_name and is_plain(paths.root, is_folder=True):
             return paths
         raise UnknownRunError(f"there is no run {run_id!r}", fix="the first page lists all runs")
 
@@ -82,7 +80,7 @@ class RunIndex:
         with self._lock:
             for name in _names(self.folder):
                 paths = RunPaths.of(name, self.home)
-                if is_own(paths.root, is_folder=True) and (row := self._row(paths)):
+                if is_plain(paths.root, is_folder=True) and (row := self._row(paths)):
                     rows[name] = row
             for name in self._files.keys() - rows.keys():
                 del self._files[name]
@@ -91,7 +89,7 @@ class RunIndex:
 
     def _row(self, paths: RunPaths) -> dict[str, Any]:
         """Return the row of a run; empty for one that may just begin."""
-        file = self._files.setdefault(paths.run_id, job_watch.StateFile(paths))
+        file = self._files.setdefault(paths.run_id, job_watch.WatchedState(paths))
         snapshot = file.read()
         if snapshot is None:
             return _damaged_row(paths)
@@ -103,7 +101,7 @@ class RunIndex:
         return known[2]
 
 
-def is_own(path: Path, *, is_folder: bool = False) -> bool:
+def is_plain(path: Path, *, is_folder: bool = False) -> bool:
     """Return whether `path` is a regular file or a folder: no link, no pipe, no device."""
     try:
         mode = path.lstat().st_mode
@@ -126,14 +124,15 @@ def current_status(snapshot: RunSnapshot) -> Status:
 
 def _describe_row(snapshot: RunSnapshot, status: str) -> dict[str, Any]:
     row: dict[str, Any] = {name: getattr(snapshot, name) for name in _OF_THE_RUN}
-    code = f" ({snapshot.exit_code})" if snapshot.exit_code else ""
+    exit_code = f" ({snapshot.exit_code})" if snapshot.exit_code else ""
     gathering = ", gathering" if snapshot.gathering else ""
     row |= {
         "status": str(status),
-        "status_text": f"{str(status).replace('_', ' ')}{code}{gathering}",
+        "status_text": f"{str(status).replace('_', ' ')}{exit_code}{gathering}",
+        "tasks": len(snapshot.tasks),
+        "restarts": len(snapshot.restarts),
+        "reason": history.format_short_reason(snapshot),
     }
-    row |= {"tasks": len(snapshot.tasks), "restarts": len(snapshot.restarts)}
-    row["reason"] = history.format_short_reason(snapshot)
     return row | figures_of(snapshot).to_json()
 
 
@@ -243,7 +242,7 @@ def describe_run(paths: RunPaths) -> dict[str, Any]:
     state = state_json(files.snapshot) | {"status": files.status, "folder": str(paths.root)}
     return {
         "snapshot": state,
-        "facts": [fact for fact in history.list_facts(files.snapshot) if fact[0] in _FACTS],
+        "facts": history.list_facts(files.snapshot, has_timeline=True),
         "plan": _describe_plan(files),
         "nodes": files.nodes,
         "spec": files.spec,
@@ -259,7 +258,7 @@ def describe_report(paths: RunPaths, *, now: float) -> dict[str, Any]:
     return about | run | {"history": describe_history(paths)}
 
 
-def describe_history(paths: RunPaths, *, most: int = 600) -> dict[str, Any]:
+def describe_history(paths: RunPaths, *, most: int = series.POINTS) -> dict[str, Any]:
     """Return the curves of a run, each with at most `most` points, and its timeline."""
     history = series.read_history(paths, most=most).to_json()
     return history | {"timeline": [describe_moment(moment) for moment in history["timeline"]]}
@@ -323,5 +322,5 @@ def _describe_diagnosis(paths: RunPaths, snapshot: RunSnapshot) -> dict[str, Any
         }
     path = paths.root / (log or "")
     is_inside = path.resolve().is_relative_to(paths.root.resolve())  # the state may be foreign
-    lines = excerpt(path, _LAST_LINES) if is_inside and is_own(path) else ()
+    lines = excerpt(path, _LAST_LINES) if is_inside and is_plain(path) else ()
     return described | {"log": log, "lines_of": lines_of, "lines": lines}

@@ -10,20 +10,15 @@ from __future__ import annotations
 import asyncio
 import hmac
 import secrets
-from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 
 if TYPE_CHECKING:
-    from starlette.types import ASGIApp
-
-    Message = MutableMapping[str, Any]
-    Receive = Callable[[], Awaitable[Message]]
-    Send = Callable[[Message], Awaitable[None]]
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 MAX_BODY_BYTES: Final = 4096
 """The largest body of a request."""
@@ -103,7 +98,7 @@ class Guard:
         self._cookie = f"tfcluster-{port}"  # browsers send a cookie to all ports of a host
         self._hosts = (f"127.0.0.1:{port}", f"localhost:{port}")
 
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return  # uvicorn was started without web sockets and lifespan events
 
@@ -126,9 +121,8 @@ class Guard:
             return _refuse(421, f"This server has only the names {' and '.join(self._hosts)}.")
         if request.method not in ("GET", "HEAD", "POST"):
             return _refuse(405, "This server knows GET and POST only.")
-        if not request.headers.get("content-length", "0").isdecimal() or (
-            int(request.headers.get("content-length", "0")) > MAX_BODY_BYTES
-        ):
+        length = request.headers.get("content-length", "0")
+        if not length.isdecimal() or int(length) > MAX_BODY_BYTES:
             return _refuse(413, "The request is too large.")
         if "token" in request.query_params and request.scope["path"] == "/":
             return self._log_in(request)

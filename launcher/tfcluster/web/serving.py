@@ -20,7 +20,7 @@ from tfcluster.agent.net.private_folders import make_private
 from tfcluster.agent.processes import IS_LINUX
 from tfcluster.errors import SetupError
 from tfcluster.rundir.paths import runtime_dir
-from tfcluster.web.app import Site
+from tfcluster.web.app import WebPages
 from tfcluster.web.security import Guard, Keys, Strangers
 
 FIRST_PORT: Final = 6020
@@ -49,7 +49,7 @@ def serve(
     keys = Keys()
     with _listen(port) as listener:
         chosen = int(listener.getsockname()[1])
-        site = Site(home, csrf=keys.csrf, read_only=read_only)
+        site = WebPages(home, csrf=keys.csrf, read_only=read_only)
         guard = Guard(site.app(), keys, port=chosen, read_only=read_only)
         server = _Server(_configure(guard))
         url = f"http://127.0.0.1:{chosen}/?token={keys.token}"

@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol
 from starlette.concurrency import run_in_threadpool
 
 from tfcluster.agent import foreign_json
-from tfcluster.backends.job_watch import StateFile
+from tfcluster.backends.job_watch import WatchedState
 from tfcluster.rundir import registry, series
 from tfcluster.rundir.figures import state_json
 from tfcluster.rundir.paths import RunPaths
@@ -26,7 +26,7 @@ from tfcluster.rundir.registry import DamagedRunError
 from tfcluster.rundir.snapshot import RunSnapshot
 from tfcluster.rundir.task_logs import LogSource, RunLogs, end_of_lines
 from tfcluster.ui.folder_watch import FolderWatch
-from tfcluster.web.run_data import RunIndex, current_status, describe_moment, to_bytes
+from tfcluster.web.run_data import RunIndex, current_status, describe_moment, to_json_bytes
 
 PING_S: Final = 15.0
 _MOST_WAITING: Final = 2 << 20
@@ -38,10 +38,10 @@ _POINTS: Final = frozenset({"progress", "usage"})
 
 def frame(event: str, data: Any) -> bytes:
     """Return one server-sent event."""
-    return b"event: %s\ndata: %s\n\n" % (event.encode(), to_bytes(data))
+    return b"event: %s\ndata: %s\n\n" % (event.encode(), to_json_bytes(data))
 
 
-class Source(Protocol):
+class FeedSource(Protocol):
     """A reader of changes for a feed; only one thread at a time calls it."""
 
     is_over: bool
@@ -62,7 +62,7 @@ class RunSource:
 
     def __init__(self, paths: RunPaths) -> None:
         self._paths, self.is_over = paths, False
-        self._file = StateFile(paths)
+        self._file = WatchedState(paths)
         self._snapshot: RunSnapshot | None = None
         self._state: dict[str, Any] = {}
         self._events = LogSource(paths.events, offset=end_of_lines(paths.events))
@@ -205,7 +205,7 @@ class _Viewer:
 class _Feed:
     """The thread that reads one source, and its viewers."""
 
-    def __init__(self, source: Source, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, source: FeedSource, loop: asyncio.AbstractEventLoop) -> None:
         self._source, self._loop = source, loop
         self.viewers: set[_Viewer] = set()
         self.users = 0
@@ -267,7 +267,7 @@ class _Feed:
             self._loop.call_soon_threadsafe(function, *args)
 
 
-class Streams:
+class Feeds:
     """The open streams of the server; a source is read only while somebody watches it."""
 
     def __init__(self, index: RunIndex) -> None:

@@ -29,7 +29,7 @@ from tfcluster.agent import catalogue as msg
 from tfcluster.agent.catalogue import Report
 from tfcluster.agent.message_fields import replace
 from tfcluster.agent.protocol import ProtocolError
-from tfcluster.wire.file_trees import Sent, announce
+from tfcluster.wire.file_trees import FileToSend, announce
 from tfcluster.wire.messages import FileSlice, RateLifted, Reconnected
 
 R = TypeVar("R", bound=msg.Report)
@@ -40,7 +40,7 @@ SendFile = Callable[[str, int, bytes], Awaitable[None]]
 
 _ACKNOWLEDGE_BYTES = 2 << 20
 """Bytes written here after which the node gets an acknowledgement and may send as many more."""
-SILENCE_S = 60.0
+FILES_SILENCE_S = 60.0
 """Seconds for which a connected node may answer nothing about files."""
 _STALLED_SILENCE_S = 5.0
 """Seconds for which a node that has exceeded its limit may do so again: less, to fail soon."""
@@ -56,7 +56,8 @@ _WINDOW = 4 << 20
 
 
 class RemoteFileChangedError(Exception):
-    """The file was rewritten, truncated or deleted while it was read."""
+    """The file cannot be read as it was listed: it was rewritten, truncated or deleted, or its disk
+    fails."""
 
 
 class RemoteFilesError(OSError):
@@ -143,7 +144,8 @@ class Question:
         return first
 
     async def next(self) -> Report:
-        """Return the next answer. Raises FilesStalledError if none comes.
+        """Return the next answer. Raises FilesStalledError if none comes, and RemoteFilesError if
+        none can come any more.
 
         It waits in short steps and counts only those that end while the node is connected and
         silent: the coordinator may have been stopped itself (Ctrl-Z), and a cut connection has
@@ -166,7 +168,11 @@ class Question:
             waited_s += step_s if self._node.is_connected else 0.0
         if not self._coming:
             raise self._node.stalled_error()
-        return self._take()
+        answer = self._take()
+        if isinstance(answer, msg.FilesLost):
+            raise RemoteFilesError(answer.error)
+        self.is_answered |= isinstance(answer, msg.FileFailed)
+        return answer
 
     def _take(self) -> Report:
         answer = self._coming.popleft()
@@ -217,8 +223,6 @@ class Sending:
                 raise RemoteFilesError(f"{self._into}: {error}")
             case Reconnected():
                 raise ReconnectedError
-            case msg.FilesLost(error=error):
-                raise RemoteFilesError(error)
 
     async def _send(self, digest: str) -> None:
         """Send one file. Raises RemoteFilesError if it is shorter than when it was announced."""
@@ -243,7 +247,7 @@ class RemoteFiles:
     """The files of one node; every method may be used by several asyncio tasks at once."""
 
     def __init__(
-        self, send: Send, send_file: SendFile, *, node: str = "", silence_s: float = SILENCE_S
+        self, send: Send, send_file: SendFile, *, node: str = "", silence_s: float = FILES_SILENCE_S
     ) -> None:
         self._send, self._send_file = send, send_file
         self._last = self._hurries = 0
@@ -280,9 +284,9 @@ class RemoteFiles:
         self._node.is_connected = True
         self._broadcast(Reconnected())
 
-    def mark_lost(self, why: str = "") -> None:
-        """Fail all questions in progress, and those to come; `why` ends the error's text."""
-        self.is_lost, self._lost_reason = True, f"the node was lost{why and f': {why}'}"
+    def mark_lost(self, reason: str = "") -> None:
+        """Fail all questions in progress, and those to come; `reason` ends the error's text."""
+        self.is_lost, self._lost_reason = True, f"the node was lost{reason and f': {reason}'}"
         self._broadcast(msg.FilesLost(error=self._lost_reason))
 
     def _broadcast(self, message: msg.Report) -> None:
@@ -366,7 +370,7 @@ class RemoteFiles:
                 return end.sha512
 
     async def send_tree(
-        self, into: str, files: Sequence[Sent], *, keep: bool, unless_there: bool = False
+        self, into: str, files: Sequence[FileToSend], *, keep: bool, unless_there: bool = False
     ) -> int:
         """Make the node's folder `into` hold exactly `files`; return how many bytes were sent.
 
@@ -376,7 +380,9 @@ class RemoteFiles:
         order = msg.Receive(id=0, into=into, files=[], keep=keep, unless_there=unless_there)
         return await self._send_files(order, files)
 
-    async def add_files(self, into: str, files: Sequence[Sent], *, removed: Sequence[str]) -> int:
+    async def add_files(
+        self, into: str, files: Sequence[FileToSend], *, removed: Sequence[str]
+    ) -> int:
         """Add `files` to the node's folder `into`, then delete the paths in `removed`.
 
         Files are added in their order, each atomically; all others stay. Return how many bytes
@@ -385,7 +391,7 @@ class RemoteFiles:
         order = msg.Receive(id=0, into=into, files=[], adds=True, removed=[*removed])
         return await self._send_files(order, files)
 
-    async def _send_files(self, order: msg.Receive, files: Sequence[Sent]) -> int:
+    async def _send_files(self, order: msg.Receive, files: Sequence[FileToSend]) -> int:
         tree = await asyncio.to_thread(announce, files)
         sent = 0
         while True:
@@ -433,7 +439,7 @@ class _FileReading:
         Raises ReconnectedError, RemoteFilesError, and what `take` raises.
         """
         while True:
-            match await _next(self._question, msg.Report, self._order.path):
+            match await self._question.next():
                 case FileSlice() as piece:
                     await self._take(self._join_waiting(self._new_bytes(piece)), take)
                 case RateLifted() if self._order.rate is not None:
@@ -444,7 +450,6 @@ class _FileReading:
                     self._question.is_answered = True
                     return end
                 case msg.FileFailed(error=error):
-                    self._question.is_answered = True
                     raise RemoteFileChangedError(error)
 
     def _new_bytes(self, piece: FileSlice) -> bytes:
@@ -470,13 +475,11 @@ class _FileReading:
             await self._send(msg.Written(id=self._question.number, at=self.at))
 
 
-async def _next(question: Question, kind: type[R], what: str) -> R:
-    """Return the next answer of a kind. Raises RemoteFilesError if `what` was asked for failed."""
+async def _next(question: Question, kind: type[R], path: str) -> R:
+    """Return the next answer of a kind. Raises RemoteFilesError if the node failed with `path`."""
     while True:
         answer = await question.next()
-        if isinstance(answer, msg.FilesLost):
-            raise RemoteFilesError(answer.error)
         if isinstance(answer, kind):
             return answer
         if isinstance(answer, msg.FileFailed):
-            raise RemoteFilesError(f"{what}: {answer.error}")
+            raise RemoteFilesError(f"{path}: {answer.error}")

@@ -15,7 +15,7 @@ _ENTRY_BYTES = 320
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class FileToSend:
     """One file of a tree to send: its path on the node, and where its bytes are now."""
 
     path: str
@@ -49,7 +49,7 @@ class Announced:
         yield page
 
 
-def announce(files: Iterable[Sent]) -> Announced:
+def announce(files: Iterable[FileToSend]) -> Announced:
     """Return the announcement of a tree; files without a digest are read. Raises OSError."""
     entries: list[FileEntry] = []
     sources: dict[str, tuple[Path, int]] = {}
@@ -67,7 +67,7 @@ def announce(files: Iterable[Sent]) -> Announced:
     return Announced(entries, sources)
 
 
-def _digest_and_size(file: Sent) -> tuple[str, int]:
+def _digest_and_size(file: FileToSend) -> tuple[str, int]:
     if file.sha512 is not None:
         return file.sha512, file.source.stat().st_size
     with file.source.open("rb") as reader:

@@ -48,7 +48,7 @@ async def at_once(work: Callable[..., T], /, *args: Any) -> T:
     return work(*args)
 
 
-def grows(path: str) -> bool:
+def only_grows(path: str) -> bool:
     """Return whether a file is only appended to: a log, a list of events, TensorFlow's curves."""
     return path.endswith((".jsonl", ".log")) or "tfevents" in path.rpartition("/")[2]
 
@@ -97,7 +97,7 @@ class RemoteFolder:
         try:
             async with await _Writer.open(partial, 0, kept, self.run) as writer:
                 digest = await self._receive(entry, writer)
-            await self.run(_place, partial, target, entry)
+            await self.run(_put_in_place, partial, target, entry)
         except BaseException:
             if not (resumes and self.files.is_lost):
                 partial.unlink(missing_ok=True)
@@ -177,7 +177,7 @@ def _size_of(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-def _place(partial: Path, target: Path, entry: Entry) -> None:
+def _put_in_place(partial: Path, target: Path, entry: Entry) -> None:
     os.utime(partial, ns=(entry.mtime_ns, entry.mtime_ns))
     partial.replace(target)
 
@@ -266,22 +266,22 @@ class RemoteSource:
     """Limit of files and folders in a listing; a larger one is an error."""
 
     def scan(self, *, stopped: Stopped = never) -> tuple[Entry, ...]:
-        return self._wait(self._there(stopped).scan(most=self.most), stopped)
+        return self._wait(self._remote_folder(stopped).scan(most=self.most), stopped)
 
     def copy(self, entry: Entry, target: Path, *, stopped: Stopped = never) -> str:
-        return self._wait(self._there(stopped).copy(entry, target), stopped)
+        return self._wait(self._remote_folder(stopped).copy(entry, target), stopped)
 
     def follow(self, entry: Entry, target: Path, *, stopped: Stopped = never) -> None:
-        self._wait(self._there(stopped).follow(entry, target), stopped)
+        self._wait(self._remote_folder(stopped).follow(entry, target), stopped)
 
     def check(self, entries: Sequence[Entry], *, stopped: Stopped = never) -> None:
         """Raise SourceChangedError unless the folder still has all `entries` unchanged."""
-        now = set(self.scan(stopped=stopped))
+        listed = set(self.scan(stopped=stopped))
         for entry in entries:
-            if entry not in now:
+            if entry not in listed:
                 raise SourceChangedError(f"{entry.path}: changed while its checkpoint was copied")
 
-    def _there(self, stopped: Stopped) -> RemoteFolder:
+    def _remote_folder(self, stopped: Stopped) -> RemoteFolder:
         return RemoteFolder(self.files(), self.folder, self.rate(), stopped)
 
     def _wait(self, work: Coroutine[Any, Any, T], stopped: Stopped) -> T:

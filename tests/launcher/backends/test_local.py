@@ -24,8 +24,8 @@ from tfcluster.backends.base import RunContext
 from tfcluster.backends.local.local_nodes import LocalNodes, socket_path
 from tfcluster.errors import NodeLostError, SetupError
 from tfcluster.plans.plan import NodePlan
-from tfcluster.wire import link as link_module
-from tfcluster.wire.link import AgentLink
+from tfcluster.wire import agent_link
+from tfcluster.wire.agent_link import AgentLink
 from tfcluster.wire.messages import LinkBack, LinkCut
 
 _T = TypeVar("_T")
@@ -148,7 +148,7 @@ def test_a_hanging_agent_is_killed_and_the_guard_kills_its_tasks(folder: Path, o
         assert_gone(task.pid, link.welcome.pid, link.welcome.guard_pid)
         return time.monotonic() - since
 
-    assert run(scenario) < link_module.CLOSE_S + 4
+    assert run(scenario) < agent_link.CLOSE_S + 4
 
 
 def test_an_agent_that_does_not_acknowledge_a_stop_is_killed_and_reported(
@@ -166,14 +166,14 @@ def test_an_agent_that_does_not_acknowledge_a_stop_is_killed_and_reported(
         assert_gone(task.pid, link.welcome.pid, link.welcome.guard_pid)
         return time.monotonic() - since
 
-    assert run(scenario) < link_module.ANSWER_S + 4
+    assert run(scenario) < agent_link.ANSWER_S + 4
 
 
 @in_a_loop
 async def test_an_agent_that_acknowledges_a_stop_is_not_killed_however_long_the_grace(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(link_module, "ANSWER_S", 0.3)
+    monkeypatch.setattr(agent_link, "ANSWER_S", 0.3)
     async with connected(folder) as link:
         slow = entry(folder, "sh", "-c", "trap 'sleep 2; exit 7' TERM; while :; do :; done")
         await link.send(msg.Start(attempt=1, tasks=[slow]))
@@ -213,7 +213,7 @@ def test_an_agent_that_hangs_before_the_hello_leaves_no_process(
     folder: Path, monkeypatch: pytest.MonkeyPatch, ends_by: str
 ) -> None:
     if ends_by == "silence":
-        monkeypatch.setattr(link_module, "HELLO_TIMEOUT_S", 0.3)
+        monkeypatch.setattr(agent_link, "HELLO_TIMEOUT_S", 0.3)
     pids: list[int] = []
     start = LocalNodes._start
 
@@ -241,8 +241,8 @@ def test_an_agent_that_hangs_before_the_hello_leaves_no_process(
 async def test_a_running_agent_that_hangs_is_lost_unless_it_resumes_in_time(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(link_module, "LOCAL_PING_S", 0.1)
-    monkeypatch.setattr(link_module, "SECOND_LOOK_S", 0.05)
+    monkeypatch.setattr(agent_link, "LOCAL_PING_S", 0.1)
+    monkeypatch.setattr(agent_link, "SECOND_LOOK_S", 0.05)
     link = await nodes_of(folder, lease_s=2.0).connect(NODE, token="secret")
     await link.send(msg.Start(attempt=1, tasks=[entry(folder, "sleep", "60")]))
     messages = aiter(link)

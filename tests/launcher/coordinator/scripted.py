@@ -37,7 +37,7 @@ from tfcluster.rundir.run_writer import RunWriter
 from tfcluster.rundir.snapshot import RunSnapshot
 from tfcluster.spec import LaunchOptions
 from tfcluster.supervision.decisions import Outcome
-from tfcluster.wire.link import AgentLink, Streams
+from tfcluster.wire.agent_link import AgentLink, ByteStreams
 from tfcluster.wire.messages import HelloRefused
 
 LOCAL, REMOTE = "local", "10.0.0.2"
@@ -114,7 +114,7 @@ class Agent:
     delivered: set[str] = field(default_factory=set)
     order_counts: dict[str, int] = field(default_factory=lambda: defaultdict(int))
 
-    async def dial(self) -> Streams:
+    async def dial(self) -> ByteStreams:
         self.connections += 1
         if self.connections > 1 and not self.answers_again:
             raise ConnectionRefusedError(self.refusal.reason)

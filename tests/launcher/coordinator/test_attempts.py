@@ -33,7 +33,7 @@ from tfcluster.preflight import probes
 from tfcluster.rundir.events import Event
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.states import Status
-from tfcluster.supervision.decisions import Stop
+from tfcluster.supervision.decisions import StopRequest
 from tfcluster.supervision.supervisor import Supervisor
 
 
@@ -178,7 +178,7 @@ def test_ctrl_c_ends_a_run_whose_preflight_hangs(
     scene = Scene(history, tmp_path)
 
     async def work() -> None:
-        scene.hub.put_call(lambda: scene.supervisor.stop(Stop("Ctrl-C", 130), history.now))
+        scene.hub.put_call(lambda: scene.supervisor.stop(StopRequest("Ctrl-C", 130), history.now))
         answers = Answers(scene.hub, scene.loop.until)
         await scene.startup.preflight(history.plan.nodes, answers)
 

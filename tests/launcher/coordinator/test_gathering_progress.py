@@ -26,7 +26,7 @@ from tfcluster.coordinator.coordinator import Coordinator
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.snapshot import RunSnapshot
 from tfcluster.rundir.states import Status
-from tfcluster.supervision.decisions import Stop
+from tfcluster.supervision.decisions import StopRequest
 from tfcluster.typed_json import from_json
 from tfcluster.ui.event_lines import format_event
 from tfcluster.ui.frame import format_status_line
@@ -138,7 +138,7 @@ def test_the_first_stop_after_the_tasks_end_lets_gathering_finish_and_the_second
     def stop(at: int) -> None:
         if at == MB:
             for _ in range(times):
-                made[0].stop(Stop("Ctrl-C", 130, now=now))
+                made[0].stop(StopRequest("Ctrl-C", 130, now=now))
 
     plan = plan_on_two_nodes(tmp_path, remote_is_chief=True)
     slow = Slow(REMOTE, str(tmp_path), paths=paths, most=6 * MB, on_piece=stop)

@@ -18,7 +18,7 @@ from tfcluster.plans.plan import NodePlan, TaskId
 from tfcluster.rundir import control
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.states import Status
-from tfcluster.wire.link import AgentLink, Streams
+from tfcluster.wire.agent_link import AgentLink, ByteStreams
 
 from .scripted import LOCAL, REMOTE, Agent, Ended, FakeNodes, Frame, perform, plan_on_two_nodes
 
@@ -48,7 +48,7 @@ class Host(Agent):
     when_off: Agent | None = None
     """An agent whose task is killed 10 s after: the peers notice the loss first."""
 
-    async def dial(self) -> Streams:
+    async def dial(self) -> ByteStreams:
         now = asyncio.get_running_loop().time()
         if self.hangs:
             self.is_dialled = True

@@ -16,7 +16,7 @@ from tfcluster.checkpoints.copying import SourceChangedError
 from tfcluster.checkpoints.gatherer import Gatherer
 from tfcluster.checkpoints.store import Gathered, Store
 from tfcluster.nodes.task_folders import Follower, LocalTarget, files_to_send
-from tfcluster.wire.file_trees import Sent
+from tfcluster.wire.file_trees import FileToSend
 
 
 @dataclass
@@ -98,10 +98,10 @@ class Refusing:
     async def paths(self) -> set[str]:
         return set()
 
-    async def replace(self, files: Sequence[Sent]) -> None:
+    async def replace(self, files: Sequence[FileToSend]) -> None:
         raise AssertionError
 
-    async def add(self, files: Sequence[Sent], removed: Sequence[str]) -> None:
+    async def add(self, files: Sequence[FileToSend], removed: Sequence[str]) -> None:
         if self.error is not None:
             raise self.error
         self.added.append([file.path for file in files])

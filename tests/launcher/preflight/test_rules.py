@@ -19,7 +19,7 @@ from tfcluster.preflight import rules
 from tfcluster.preflight.preflight_report import Finding, PreflightReport
 from tfcluster.preflight.rules import Needs
 from tfcluster.rundir.paths import RunPaths
-from tfcluster.supervision.connectivity import between
+from tfcluster.supervision.task_network import plan_dials
 from tfcluster.typed_json import from_json
 from tfcluster.ui.preflight_table import format_report
 
@@ -261,7 +261,7 @@ def test_a_node_is_asked_for_the_script_of_the_first_task_only(paths: RunPaths) 
     nodes, ports = ["n0", "n1", "n2"], {task.id: 2222 for task in tasks}
     asked = [
         probe_answers.probe_order(
-            plan, Site(node, paths.run_id, paths), between(plan, nodes, ports)
+            plan, Site(node, paths.run_id, paths), plan_dials(plan, nodes, ports)
         )["script"]
         for node in nodes
     ]

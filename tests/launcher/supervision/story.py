@@ -18,7 +18,7 @@ from tfcluster.rundir import events as ev
 from tfcluster.rundir.events import Event
 from tfcluster.rundir.states import Status
 from tfcluster.supervision import decisions as do
-from tfcluster.supervision.decisions import Stop
+from tfcluster.supervision.decisions import StopRequest
 from tfcluster.supervision.supervisor import Supervisor
 
 AnyEvent = TypeVar("AnyEvent", bound=Event)
@@ -86,7 +86,7 @@ class Replay:
                     case do.ReadLogs(tasks):
                         lines = {task: f"last of {task}" for task in tasks}
                         self.supervisor.logs_read(self.heard_at, lines, self.now)
-                    case do.TakeStacks(tasks=tasks):
+                    case do.AskForStacks(tasks=tasks):
                         self.orders.append(action)
                         self._answer(tasks)
                     case _:
@@ -161,7 +161,7 @@ class Replay:
     def stop(self, times: int = 1) -> Replay:
         """Press Ctrl-C."""
         for _ in range(times):
-            self.supervisor.stop(Stop("Ctrl-C", 130), self.now)
+            self.supervisor.stop(StopRequest("Ctrl-C", 130), self.now)
         self._take()
         return self
 
@@ -198,7 +198,7 @@ class Replay:
         """Report that the chief's checkpoints are gathered, and clear the earlier orders."""
         assert do.GatherCheckpoints() in self.orders
         self.orders.clear()
-        self.supervisor.checkpoints_gathered(Newest(step, name), self.now)
+        self.supervisor.all_checkpoints_gathered(Newest(step, name), self.now)
         self._take()
         return self
 

@@ -66,7 +66,7 @@ TABLE = [
 @pytest.mark.parametrize(("tasks", "expected"), TABLE)
 def test_the_ends_of_a_gangs_tasks_decide_about_the_whole_gang(tasks: str, expected: Next) -> None:
     found = tasks_of(tasks)
-    assert judge(found, chief=found[0], gang=True) is expected
+    assert judge(found, chief=found[0], forms_gang=True) is expected
 
 
 @pytest.mark.parametrize(
@@ -81,4 +81,4 @@ def test_the_ends_of_a_gangs_tasks_decide_about_the_whole_gang(tasks: str, expec
 )
 def test_plain_tasks_are_independent(tasks: str, expected: Next) -> None:
     found = tasks_of(tasks)
-    assert judge(found, chief=found[0], gang=False) is expected
+    assert judge(found, chief=found[0], forms_gang=False) is expected

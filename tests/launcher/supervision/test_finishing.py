@@ -157,6 +157,21 @@ def test_a_late_worker_that_waits_for_the_chief_fails_the_run() -> None:
     )
 
 
+def test_a_chief_that_left_its_training_is_to_blame_and_not_who_waits_for_it() -> None:
+    replay = replay_of(finish_grace_s=60)
+    for task in ("worker:0", "worker:1"):
+        replay.says(task, "waiting_for_peers").says(task, "task_ready")
+        replay.says(task, "progress", step=9, total_steps=12)
+    replay.says("worker:0", "doubt", about="fit", exception="SystemExit")
+    replay.exits("worker:0").after(61).ended("worker:1")
+    assert replay.outcome() == (Status.FAILED, 1)
+    assert (replay.cause()["task"], replay.cause()["exit_code"]) == ("worker:0", 0)
+    assert replay.cause()["reason"] == (
+        "worker:0 had left `fit` at step 9 of 12 with sys.exit and ended with exit code 0; worker:1"
+        " waited for it (train.py:20 `model.fit`)"
+    )
+
+
 # -- nodes that are lost
 
 FINISHED = ("worker:0", "worker:1", "evaluator:0")

@@ -44,7 +44,7 @@ def back(replay: Replay, node: str = "worker-2") -> Replay:
 
 def saves(replay: Replay, step: int = 9) -> Replay:
     """Report a checkpoint of the present attempt that was gathered."""
-    replay.supervisor.gathered(step, replay.now)
+    replay.supervisor.checkpoint_gathered(step, replay.now)
     replay._take()
     return replay
 

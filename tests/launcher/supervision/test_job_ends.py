@@ -15,18 +15,18 @@ from tfcluster.plans.plan import NodePlan, Supervision
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.states import Status
 from tfcluster.supervision import decisions as do
-from tfcluster.supervision.decisions import Stop
+from tfcluster.supervision.decisions import StopRequest
 from tfcluster.supervision.supervisor import Supervisor
 
 TASKS = ("worker:0", "worker:1")
-ANNOUNCED = Stop("SIGTERM from the scheduler", 143, is_announced=True)
+ANNOUNCED = StopRequest("SIGTERM from the scheduler", 143, is_announced=True)
 
 
 def graces(replay: Replay) -> list[float]:
     return [order.grace_s for order in replay.orders if isinstance(order, do.StopTasks)]
 
 
-def stop(replay: Replay, request: Stop) -> list[float]:
+def stop(replay: Replay, request: StopRequest) -> list[float]:
     replay.orders.clear()
     replay.supervisor.stop(request, replay.now)
     replay._take()
@@ -37,7 +37,7 @@ def test_only_a_user_can_have_tasks_killed_that_save_before_the_job_ends() -> No
     replay = replay_of(*TASKS, grace_s=30.0).says("worker:0", "saves_on_sigterm")
     assert max(stop(replay, ANNOUNCED)) == 30.0
     assert stop(replay, ANNOUNCED) == []
-    assert max(stop(replay, Stop("Ctrl-C", 130))) == 0.0
+    assert max(stop(replay, StopRequest("Ctrl-C", 130))) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -55,9 +55,9 @@ def test_a_task_that_obeys_the_scheduler_was_stopped(end: dict[str, int], by: st
     killed = end.get("killed")
     code = end.get("code")
     event = ev.TaskExited(task="worker:1", attempt=1, exit_code=code, signal=killed)
-    assert replay.supervisor.gang.attributed(event, None).ended_by == "itself"
+    assert replay.supervisor.gang.correct_ended_by(event, None).ended_by == "itself"
     stop(replay, ANNOUNCED)
-    assert replay.supervisor.gang.attributed(event, None).ended_by == by
+    assert replay.supervisor.gang.correct_ended_by(event, None).ended_by == by
 
 
 def lose_node(replay: Replay, **facts: Any) -> Replay:
@@ -116,7 +116,7 @@ def start_losing(loss: NodeLoss, **history: Any) -> Start:
 
 
 def start_unreached(loss: NodeLoss, **history: Any) -> Any:
-    return start(lambda one: one.nodes_unreached({"local": loss}, 100.0), **history)[0]
+    return start(lambda one: one.new_nodes_unreached({"local": loss}, 100.0), **history)[0]
 
 
 @pytest.mark.parametrize(("loss", "counts"), [(PREEMPTED, False), (SILENT, None), (AWAY, None)])
@@ -212,7 +212,7 @@ def test_each_node_that_was_lost_before_it_was_reached_is_recorded() -> None:
     supervisor = Supervisor(plan, jitter=lambda: 0.0)
     supervisor.restarting.can_come_back = True
     supervisor.begin_run(100.0)
-    supervisor.nodes_unreached(losses, 100.0)
+    supervisor.new_nodes_unreached(losses, 100.0)
     outcome, orders = supervisor.outcome, supervisor.take_orders()
     events = [one.event for one in orders if isinstance(one, do.Record)]
     assert outcome is not None

@@ -31,7 +31,7 @@ from tfcluster.plans.plan import NodePlan, Plan, Supervision, TaskId
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.states import Status
 from tfcluster.supervision import decisions as do
-from tfcluster.supervision.decisions import Stop
+from tfcluster.supervision.decisions import StopRequest
 from tfcluster.supervision.membership import Absence
 from tfcluster.supervision.supervisor import Supervisor
 
@@ -127,7 +127,7 @@ class World:
                 self._lose(node)
             case do.ReadLogs():
                 self.supervisor.logs_read(0.0, {}, self.now)
-            case do.TakeStacks(node, tasks):
+            case do.AskForStacks(node, tasks):
                 self._show_stacks(node, tasks)
 
     def _show_stacks(self, node: str, tasks: tuple[str, ...]) -> None:
@@ -153,7 +153,7 @@ class World:
     def _reconnect(self) -> None:
         for node in sorted(self.lost - self.gone):
             if not self.is_calm and self.random.random() < 0.3:
-                self.supervisor.node_unreached(node, NodeLoss("no route"), self.now)
+                self.supervisor.lost_node_unreached(node, NodeLoss("no route"), self.now)
                 if node in self.supervisor.gone:
                     self.gone.add(node)
                 self.obey()
@@ -256,7 +256,7 @@ class World:
             self.unresponsive.add(rng.choice(self.plan.nodes).name)
         elif rng.random() < 0.02:
             self.is_stopped = True
-            self.supervisor.stop(Stop("Ctrl-C", 130, now=rng.random() < 0.2), self.now)
+            self.supervisor.stop(StopRequest("Ctrl-C", 130, now=rng.random() < 0.2), self.now)
         elif self._reachable():
             self._inject_into_task(rng.choice(self._reachable()))
         self.obey()
@@ -292,7 +292,7 @@ class World:
                 else:
                     self.supervisor.thawed(task, attempt)
             case 3:
-                self.supervisor.gathered(rng.choice((None, rng.randrange(50))), self.now)
+                self.supervisor.checkpoint_gathered(rng.choice((None, rng.randrange(50))), self.now)
             case 4 if rng.random() < 0.1:
                 self._fail_to_start(process)
             case _:
@@ -328,7 +328,7 @@ class World:
     def _gather(self) -> None:
         self.is_gathering = False
         step = self.random.choice((None, self.random.randrange(50)))
-        self.supervisor.checkpoints_gathered(Newest(step), self.now)
+        self.supervisor.all_checkpoints_gathered(Newest(step), self.now)
 
     def calm_down(self) -> None:
         """Let the run end without further faults: tasks that train exit with 0, servers stay.
@@ -506,7 +506,7 @@ def always(inject: Callable[[World, Process], None], kind: str) -> World:
                 world.obey()
         if world.is_gathering:
             world.is_gathering = False
-            world.supervisor.checkpoints_gathered(Newest(7), world.now)
+            world.supervisor.all_checkpoints_gathered(Newest(7), world.now)
         world.obey()
         world.start_due_tasks()
         world.pass_time(1.0)

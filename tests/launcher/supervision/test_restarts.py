@@ -19,7 +19,7 @@ IMPORT = {"exception": "ModuleNotFoundError", "message": "No module named 'x'", 
 
 
 def saved_then_raised(replay: Replay, task: str) -> Replay:
-    replay.supervisor.gathered(10, replay.now)
+    replay.supervisor.checkpoint_gathered(10, replay.now)
     return replay.exits(task, 1, error=ERROR)
 
 

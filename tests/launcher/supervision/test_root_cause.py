@@ -178,7 +178,7 @@ def test_a_task_that_exits_with_the_cause_s_exception_ended_by_itself(
     event = ev.TaskExited(
         task="worker:1", attempt=1, exit_code=code, signal=signalled, ended_by="tfcluster"
     )
-    found = replay.supervisor.gang.attributed(event, mistake(line))
+    found = replay.supervisor.gang.correct_ended_by(event, mistake(line))
     assert found.ended_by == by
 
 
@@ -203,7 +203,7 @@ def test_a_task_that_rejects_the_same_arguments_ended_by_itself(code: int, by: s
     usage = "usage: main.py [-h]\nmain.py: error: unrecognized arguments: --epoch\n"
     replay = replay_of().exits("worker:0", 2, last=usage)
     event = ev.TaskExited(task="worker:1", attempt=1, exit_code=code, ended_by="tfcluster")
-    assert replay.supervisor.gang.attributed(event, None).ended_by == by
+    assert replay.supervisor.gang.correct_ended_by(event, None).ended_by == by
 
 
 RUNTIME = "tensorflow.python.framework.errors_impl"

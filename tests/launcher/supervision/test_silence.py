@@ -46,7 +46,7 @@ def test_a_run_is_stalled_after_ten_seconds_without_a_step() -> None:
 def test_the_stacks_are_taken_once_and_the_run_goes_on() -> None:
     replay = training().after(3000)
     assert stalls_of(replay) == 1
-    assert [type(order) for order in replay.orders] == [do.TakeStacks]
+    assert [type(order) for order in replay.orders] == [do.AskForStacks]
     assert replay.supervisor.outcome is None
 
 

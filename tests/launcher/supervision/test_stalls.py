@@ -9,7 +9,7 @@ from tests.launcher.supervision.story import EXECUTE, IN_FIT, stack
 
 from tfcluster.agent import catalogue as msg
 from tfcluster.supervision import stalls
-from tfcluster.supervision.stalls import Activity, Position, called_in, explain, position_of
+from tfcluster.supervision.stalls import Activity, Position, called_in, explain_stall, position_of
 
 FIT = "/home/me/train.py:20 model.fit(data)"
 KERAS = "/site-packages/keras/src/callbacks/callback_list.py:172"
@@ -130,7 +130,7 @@ def test_a_position_from_stacks(threads: list[msg.Thread], activity: Activity, p
 def test_tasks_that_train_together(
     positions: dict[str, list[msg.Thread]], line: str, causes: tuple[str, ...]
 ) -> None:
-    found = explain({task: position_of(at) for task, at in positions.items()}, together=True)
+    found = explain_stall({task: position_of(at) for task, at in positions.items()}, together=True)
     assert (found.what, found.causes) == (line, causes)
     assert found.tasks.keys() == positions.keys()
 
@@ -142,7 +142,7 @@ CHIEF_JOINS = stack(f"{EXECUTE}:9", "/home/me/train.py:30 coordinator.join()")
     ("positions", "facts", "line"),
     [
         (
-            {"worker:0": position_of(SLEEPS), "worker:1": Position(Activity.STOPPED, why="by it")},
+            {"worker:0": position_of(SLEEPS), "worker:1": Position(Activity.STOPPED, detail="it")},
             {"together": True},
             "worker:1 was stopped by it",
         ),
@@ -162,14 +162,14 @@ CHIEF_JOINS = stack(f"{EXECUTE}:9", "/home/me/train.py:30 coordinator.join()")
 def test_who_is_stopped_or_has_ended_comes_before_who_waits(
     positions: dict[str, Position], facts: dict[str, Any], line: str
 ) -> None:
-    assert explain(positions, **facts).what == line
+    assert explain_stall(positions, **facts).what == line
 
 
 def test_many_places_are_counted() -> None:
     positions = {
         f"worker:{n}": position_of(stack(f"/home/me/data.py:{n} read()")) for n in range(1, 6)
     }
-    line = explain(positions, together=False).what
+    line = explain_stall(positions, together=False).what
     assert line.endswith("worker:3 is in data.py:3 `read`; 2 more places")
 
 

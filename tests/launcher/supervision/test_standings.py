@@ -53,12 +53,12 @@ def test_counts_agree_with_a_scan_of_all_members(seed: int) -> None:
         waiting = [m.waits_since for m in gang.core() if m.is_running and m.waits_for_peers]
         assert gang.running() == [m for m in members if m.is_running]
         assert gang.waits_since == min(filter(None, waiting), default=None)
-        assert {one.due_by for one in gang.unlike if one.is_running or one.is_awaited} == {
+        assert {one.due_by for one in gang.distinct if one.is_running or one.is_awaited} == {
             member.answer_by for member in living
         }
-        assert {one.standing for one in gang.unlike} == {member.standing for member in members}
-        assert len(gang.unlike) == len({member.standing for member in members})
-        assert gang.judge() is judge(members, chief=gang["worker:0"], gang=True)
+        assert {one.standing for one in gang.distinct} == {member.standing for member in members}
+        assert len(gang.distinct) == len({member.standing for member in members})
+        assert gang.judge() is judge(members, chief=gang["worker:0"], forms_gang=True)
 
 
 def test_the_cost_of_an_event_does_not_depend_on_the_size_of_the_gang(

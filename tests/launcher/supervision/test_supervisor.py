@@ -121,7 +121,7 @@ def test_the_start_deadline_names_missing_tasks() -> None:
     replay.says("worker:0", "waiting_for_peers").after(299)
     assert replay.orders == []
     replay.after(1.1)
-    assert [type(order) for order in replay.orders] == [do.TakeStacks]
+    assert [type(order) for order in replay.orders] == [do.AskForStacks]
     replay.after(STACKS_S)
     assert sorted(replay.stopped()) == ["worker:0", "worker:1"]
     replay.ended("worker:0", "worker:1")
@@ -145,7 +145,7 @@ def test_a_stall_dumps_stacks_and_restarts_and_at_last_is_a_deadline_error() -> 
     replay.after(500).says("worker:0", "progress", step=7).says("worker:1", "progress", step=6)
     replay.after(61)
     assert replay.last(ev.Stalled).deadline_s == 60
-    assert isinstance(replay.orders[0], do.TakeStacks)
+    assert isinstance(replay.orders[0], do.AskForStacks)
     replay.ended("worker:0", "worker:1").gather(None)
     assert replay.supervisor.next_attempt is not None
     assert (replay.cause()["task"], replay.cause()["kind"]) == ("worker:1", "stalled")

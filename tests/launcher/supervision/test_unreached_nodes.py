@@ -35,7 +35,7 @@ def after_a_loss(plan: Plan) -> Replay:
 
 
 def not_reached(replay: Replay) -> Replay:
-    replay.supervisor.node_unreached(FAR, NodeLoss(WHY), replay.now)
+    replay.supervisor.lost_node_unreached(FAR, NodeLoss(WHY), replay.now)
     replay._take()
     return replay
 

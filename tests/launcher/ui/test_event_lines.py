@@ -57,7 +57,7 @@ INTERNAL = "tensorflow.python.framework.errors_impl.InternalError"
         (ev.Restarting(**AGAIN | {"reason": "worker:2: exit code 3\nthe same on worker:1"},
                        from_step=5, members=("worker:0", "worker:1")),
          "attempt 2 of 4, with 2 remaining tasks, from step 5: worker:2: exit code 3"),
-        (ev.Restarting(**AGAIN, task="worker:1", delay_s=0.5),
+        (ev.Restarting(**AGAIN | {"reason": "killed by SIGKILL"}, task="worker:1", delay_s=0.5),
          "worker:1 alone: attempt 2 of 4, in 0.5 s: killed by SIGKILL"),
         (ev.Diagnosis(root_cause={"task": "worker:1"}, collateral=("worker:0", "worker:2")),
          "worker:0, worker:2 failed because of worker:1"),

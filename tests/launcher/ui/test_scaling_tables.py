@@ -8,7 +8,7 @@ import pytest
 
 from tfcluster.scaling.study import Measured, analyse
 from tfcluster.ui.render import part_lines
-from tfcluster.ui.scaling_tables import format_ms, study_parts
+from tfcluster.ui.scaling_tables import cell_grid, format_ms, study_parts
 
 
 @pytest.mark.parametrize("width", [30, 60, 200])
@@ -22,6 +22,12 @@ def test_the_text_fits_the_screen(width: int) -> None:
     lines = [line for part in study_parts(study) for line in part_lines(part, width)]
     assert max(map(len, lines)) <= width
     assert "100 Mbit/s" in " ".join(lines)
+
+
+def test_both_quartiles_have_their_unit() -> None:
+    study = analyse("demo", [Measured(1, None, None, (0.8, 1.2), 4_000_000, 8.0, 0.2)], cores=2)
+    grid = cell_grid(study)
+    assert grid.rows[0][grid.headers.index("quartiles")] == "900 ms – 1.10 s"
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from tfcluster.plans.plan import TaskId
 from tfcluster.rundir import registry, run_writer
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.snapshot import RunSnapshot
-from tfcluster.web.app import Site
+from tfcluster.web.app import WebPages
 from tfcluster.web.security import Guard, Keys
 
 with warnings.catch_warnings():
@@ -43,7 +43,7 @@ def open_client(home_dir: Path, keys: Keys) -> Iterator[Open]:
     opened: list[TestClient] = []
 
     def open_one(*, read_only: bool = False, has_cookie: bool = True) -> TestClient:
-        site = Site(home_dir, csrf=keys.csrf, read_only=read_only)
+        site = WebPages(home_dir, csrf=keys.csrf, read_only=read_only)
         app = Guard(site.app(), keys, port=PORT, read_only=read_only)
         client = TestClient(app, base_url=f"http://{HOST}")
         if has_cookie:

@@ -20,7 +20,7 @@ from tfcluster.rundir.snapshot import RunSnapshot
 from tfcluster.rundir.states import Status
 from tfcluster.web import streams
 from tfcluster.web.run_data import RunIndex
-from tfcluster.web.streams import Streams
+from tfcluster.web.streams import Feeds
 
 from .conftest import Write, change
 
@@ -79,11 +79,11 @@ def finish(state: RunSnapshot) -> None:
     state.status, state.ended_at = Status.SUCCEEDED, 200.0
 
 
-def play(home_dir: Path, watch: Callable[[Streams], Awaitable[None]]) -> None:
+def play(home_dir: Path, watch: Callable[[Feeds], Awaitable[None]]) -> None:
     """Run `watch` over the streams of a home; afterwards no thread may read for them."""
 
     async def main() -> None:
-        found = Streams(RunIndex(home_dir))
+        found = Feeds(RunIndex(home_dir))
         await watch(found)
         found.close()
 
@@ -106,7 +106,7 @@ def test_a_viewer_gets_the_state_then_changes_points_and_moments(
 ) -> None:
     append(paths, progress(1))
 
-    async def watch(all_streams: Streams) -> None:
+    async def watch(all_streams: Feeds) -> None:
         browser = Browser(all_streams.follow(paths))
         first = await browser.read()
         assert [name for name, _ in first] == ["state", "logs"]
@@ -132,7 +132,7 @@ def test_a_slow_viewer_is_told_to_reload_and_its_stream_ends(
 ) -> None:
     monkeypatch.setattr(streams, "_MOST_WAITING", 2000)
 
-    async def watch(all_streams: Streams) -> None:
+    async def watch(all_streams: Feeds) -> None:
         slow, quick = (Browser(all_streams.follow(paths)) for _ in range(2))
         await slow.read()
         await quick.read()
@@ -149,7 +149,7 @@ def test_a_slow_viewer_is_told_to_reload_and_its_stream_ends(
 def test_the_end_of_a_run_is_the_end_of_its_stream(
     home_dir: Path, paths: RunPaths, write_log: Write
 ) -> None:
-    async def watch(all_streams: Streams) -> None:
+    async def watch(all_streams: Feeds) -> None:
         browser = Browser(all_streams.follow(paths))
         await browser.read()
         write_log(paths, "worker:0", b"bye\n")
@@ -173,7 +173,7 @@ def test_one_thread_reads_for_all_viewers_and_ends_with_the_last(
     def threads() -> list[threading.Thread]:
         return [thread for thread in threading.enumerate() if thread.name == "feed"]
 
-    async def watch(all_streams: Streams) -> None:
+    async def watch(all_streams: Feeds) -> None:
         opened = [all_streams.follow(paths) for _ in range(5)]
         for stream in opened:
             await anext(stream)
@@ -191,7 +191,7 @@ def test_an_internal_error_ends_the_stream_so_that_the_browser_connects_again(
 ) -> None:
     monkeypatch.setattr(threading, "excepthook", lambda args: None)
 
-    async def watch(all_streams: Streams) -> None:
+    async def watch(all_streams: Feeds) -> None:
         browser = Browser(all_streams.follow(paths))
         await browser.read()
         with monkeypatch.context() as broken:
@@ -207,7 +207,7 @@ def test_an_internal_error_ends_the_stream_so_that_the_browser_connects_again(
 
 
 def test_closing_ends_every_stream(home_dir: Path, paths: RunPaths) -> None:
-    async def watch(all_streams: Streams) -> None:
+    async def watch(all_streams: Feeds) -> None:
         browsers = [Browser(all_streams.follow(where)) for where in (paths, None)]
         for browser in browsers:
             await browser.read()
@@ -224,7 +224,7 @@ def test_closing_ends_every_stream(home_dir: Path, paths: RunPaths) -> None:
 def test_the_list_has_new_changed_and_deleted_runs(home_dir: Path, make_run: MakeRun) -> None:
     first = make_run("first", status=Status.RUNNING)
 
-    async def watch(all_streams: Streams) -> None:
+    async def watch(all_streams: Feeds) -> None:
         browser = Browser(all_streams.follow(None))
         assert [row["name"] for row in dict(await browser.read())["runs"]["runs"]] == ["first"]
 
@@ -246,7 +246,7 @@ def test_the_list_has_new_changed_and_deleted_runs(home_dir: Path, make_run: Mak
 def test_what_is_no_event_of_the_timeline_is_left_out_and_a_long_one_is_cut(
     home_dir: Path, paths: RunPaths
 ) -> None:
-    async def watch(all_streams: Streams) -> None:
+    async def watch(all_streams: Feeds) -> None:
         browser = Browser(all_streams.follow(paths))
         await browser.read()
         append(paths, b"\xff\n", b"[1]\n", b"{\n", b"\n", b'{"type": 1}\n')
@@ -260,7 +260,7 @@ def test_what_is_no_event_of_the_timeline_is_left_out_and_a_long_one_is_cut(
 
 @pytest.mark.parametrize("how", ["deleted", "its coordinator dies"])
 def test_a_run_that_goes_away_ends_its_stream(home_dir: Path, paths: RunPaths, how: str) -> None:
-    async def watch(all_streams: Streams) -> None:
+    async def watch(all_streams: Feeds) -> None:
         browser = Browser(all_streams.follow(paths))
         await browser.read()
         if how == "deleted":

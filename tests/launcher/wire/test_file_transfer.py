@@ -21,14 +21,14 @@ from tfcluster.agent import catalogue as msg
 from tfcluster.agent.agent_config import AgentConfig
 from tfcluster.agent.processes import living_children
 from tfcluster.backends.local.local_nodes import AgentProcess
+from tfcluster.wire.agent_link import AgentLink, ByteStreams
 from tfcluster.wire.file_transfer import (
     FilesStalledError,
     RemoteFileChangedError,
     RemoteFiles,
     RemoteFilesError,
 )
-from tfcluster.wire.file_trees import Sent
-from tfcluster.wire.link import AgentLink, Streams
+from tfcluster.wire.file_trees import FileToSend
 from tfcluster.wire.messages import FileSlice, Log
 
 MB = 1 << 20
@@ -54,7 +54,7 @@ class Node:
         self.connections: list[asyncio.StreamWriter] = []
         self.messages: list[msg.Report] = []
 
-    async def _dial(self) -> Streams:
+    async def _dial(self) -> ByteStreams:
         streams = await asyncio.open_unix_connection(self.config.socket)
         self.connections.append(streams[1])
         return streams
@@ -180,7 +180,7 @@ async def test_a_listing_and_a_tree_may_need_more_than_one_page(
     names = [f"{number:04}" + "ä" * 120 for number in range(1500)]
     source = node.folder / "source"
     source.write_text("x")
-    tree = [Sent(name, source, 0o755) for name in names]
+    tree = [FileToSend(name, source, 0o755) for name in names]
     await files.send_tree(str(node.data / "sent"), tree, keep=False)
     found = await files.scan(str(node.data / "sent"))
     assert [path for path, _, _ in found] == names
@@ -213,7 +213,7 @@ async def test_a_tree_arrives_although_the_connection_breaks(
 ) -> None:
     node.file(24 * MB, "big")
     node.file(0, "empty")
-    tree = [Sent(name, node.data / name, mtime_ns=10**18) for name in ("big", "empty")]
+    tree = [FileToSend(name, node.data / name, mtime_ns=10**18) for name in ("big", "empty")]
     into = node.folder / "nodes/run/gpu1/tasks/checkpoints"
     sending = asyncio.create_task(files.send_tree(str(into), tree, keep=False))
     passing = node.folder / "cache" / "passing"
@@ -313,7 +313,7 @@ async def test_every_wait_for_hanging_files_ends_with_an_error(
 ) -> None:
     """A dead file server once made a call wait for ever although connection and tasks were fine."""
     listed = node.file(4 * MB)
-    tree = [Sent("a", node.data / "a")]
+    tree = [FileToSend("a", node.data / "a")]
     ask: dict[str, Callable[[], Awaitable[Any]]] = {
         "scan": lambda: files.scan(str(node.data)),
         "look": lambda: files.find_shared_folder([str(node.data)], name="a", text="", inode=1),
@@ -341,7 +341,7 @@ async def test_a_cut_connection_is_not_reported_as_hanging_files(
     real = node._dial
     off = asyncio.Event()
 
-    async def dial() -> Streams:
+    async def dial() -> ByteStreams:
         await off.wait()
         return await real()
 
@@ -362,7 +362,7 @@ async def test_a_killed_file_process_is_replaced(node: Node, files: RemoteFiles)
     os.kill(node.file_process, signal.SIGKILL)
     with pytest.raises(RemoteFilesError, match="killed"):
         await reading
-    tree = [Sent("a", node.data / "a")]
+    tree = [FileToSend("a", node.data / "a")]
     sending = asyncio.create_task(files.send_tree(str(node.folder / "in"), tree, keep=False))
     passing = node.folder / "cache" / "passing"
     await until(lambda: any(p.stat().st_size > 0 for p in passing.glob("*/*")))
@@ -378,7 +378,7 @@ async def test_cancelling_a_tree_does_not_cancel_another_with_the_same_files(
     node: Node, files: RemoteFiles
 ) -> None:
     node.file(32 * MB, "big")
-    tree = [Sent("big", node.data / "big")]
+    tree = [FileToSend("big", node.data / "big")]
     where = [node.folder / f"nodes/run/gpu1/{name}" for name in ("one", "two")]
     both = [asyncio.create_task(files.send_tree(str(into), tree, keep=False)) for into in where]
     passing = node.folder / "cache" / "passing"

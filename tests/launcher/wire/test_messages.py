@@ -16,7 +16,7 @@ from tfcluster.agent import protocol
 from tfcluster.agent.catalogue import Hello
 from tfcluster.agent.message_fields import Message
 from tfcluster.agent.protocol import ProtocolError
-from tfcluster.wire.link import AgentLink, Streams
+from tfcluster.wire.agent_link import AgentLink, ByteStreams
 from tfcluster.wire.messages import read_report
 
 TASK = {"task": "worker:0", "attempt": 1}
@@ -157,7 +157,7 @@ async def linked(*after_welcome: bytes, welcome: dict[str, Any] = WELCOME) -> As
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     host, port = server.sockets[0].getsockname()[:2]
 
-    async def dial() -> Streams:
+    async def dial() -> ByteStreams:
         return await asyncio.open_connection(host, port)
 
     link = AgentLink(dial, Hello(run_id="r", node="n", token="t"), lease_s=60.0)

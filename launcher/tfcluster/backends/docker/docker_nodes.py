@@ -36,7 +36,7 @@ from tfcluster.node_loss import NodeLoss
 from tfcluster.plans.plan import Container, NodePlan
 from tfcluster.plans.remote_paths import NodePaths, node_folder
 from tfcluster.rundir.paths import RunPaths
-from tfcluster.wire.link import AgentLink
+from tfcluster.wire.agent_link import AgentLink
 
 _START_S = 120.0
 _CANCELLED_START_S = 5.0

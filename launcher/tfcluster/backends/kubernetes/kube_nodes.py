@@ -48,7 +48,7 @@ from tfcluster.backends.relayed import STARTER
 from tfcluster.errors import NodeLostError, SetupError, join_first
 from tfcluster.node_loss import LossNature
 from tfcluster.plans.plan import NodePlan
-from tfcluster.wire.link import SILENCE_S, AgentLink
+from tfcluster.wire.agent_link import SILENCE_S, AgentLink
 
 _PATIENCE_S: Final = 30.0
 _POLL_S: Final = 0.3

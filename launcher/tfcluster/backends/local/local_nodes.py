@@ -24,7 +24,7 @@ from tfcluster.backends.local import warm_agents
 from tfcluster.errors import NodeLostError, SetupError
 from tfcluster.plans.plan import NodePlan
 from tfcluster.rundir.forked_children import keep_from_children
-from tfcluster.wire.link import AgentHandle, AgentLink, Streams
+from tfcluster.wire.agent_link import AgentHandle, AgentLink, ByteStreams
 from tfcluster.wire.messages import HelloRefused
 
 _START = "import sys; sys.path.append(sys.argv[1]); from tfcluster.agent.entry import main; main()"
@@ -61,7 +61,7 @@ class LocalNodes(Nodes):
         path = socket_path(self.run.runtime_dir, self.run.run_id, node.name)
         process = await self._start_in_thread(self._config(token, path, node), node)
 
-        async def dial() -> Streams:
+        async def dial() -> ByteStreams:
             connection = keep_from_children(socket.socket(socket.AF_UNIX))
             try:
                 connection.connect(str(path))  # at once: it listens

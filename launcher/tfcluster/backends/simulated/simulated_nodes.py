@@ -21,7 +21,7 @@ from tfcluster.errors import NodeLostError, SetupError
 from tfcluster.plans.plan import NodePlan, TaskId
 from tfcluster.rundir.chaos import POWER_OFF, SLOW, Fault
 from tfcluster.spec.network import Network
-from tfcluster.wire.link import AgentLink
+from tfcluster.wire.agent_link import AgentLink
 
 _SWITCH = "tfcluster.backends.simulated.switch"
 _ANSWER_S = 30.0

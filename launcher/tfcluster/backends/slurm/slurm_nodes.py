@@ -31,7 +31,7 @@ from tfcluster.backends.slurm.slurm_commands import (
 from tfcluster.backends.slurm.slurm_jobs import own
 from tfcluster.errors import SetupError
 from tfcluster.plans.plan import NodePlan
-from tfcluster.wire.link import AgentLink
+from tfcluster.wire.agent_link import AgentLink
 
 _OPTIONS = (
     "--overlap",  # the job's own step, and other agents, use the same cores

@@ -20,7 +20,7 @@ from tfcluster.errors import SetupError
 from tfcluster.nodes import code_sync
 from tfcluster.plans.plan import Plan
 from tfcluster.rundir.paths import RunPaths
-from tfcluster.wire.file_trees import Sent
+from tfcluster.wire.file_trees import FileToSend
 
 HOME = "/tfcluster/state"
 PLAN = cast("Plan", SimpleNamespace())
@@ -39,13 +39,13 @@ def folder(tmp_path: Path, **job: Any) -> RunPaths:
     return paths
 
 
-def sent(tmp_path: Path, name: str, data: bytes, mode: int = 0o644) -> Sent:
+def sent(tmp_path: Path, name: str, data: bytes, mode: int = 0o644) -> FileToSend:
     source = tmp_path / name.replace("/", "-")
     source.write_bytes(data)
-    return Sent(name, source, mode=mode)
+    return FileToSend(name, source, mode=mode)
 
 
-def build(paths: RunPaths, *code: Sent) -> list[dict[str, bytes]]:
+def build(paths: RunPaths, *code: FileToSend) -> list[dict[str, bytes]]:
     return kube_package.build(paths, PLAN, code, cluster="https://k/vision", job="r-1", home=HOME)
 
 
@@ -85,7 +85,7 @@ def test_run_folder_and_code_arrive(tmp_path: Path) -> None:
         paths,
         sent(tmp_path, "train.py", b"print()", 0o755),
         sent(tmp_path, "data/noise", noise),
-        Sent("link", Path("unused"), link="train.py"),
+        FileToSend("link", Path("unused"), link="train.py"),
     )
     assert len(held) == 2
     assert max(map(len, ChainMap(*held).values())) <= kube_package.PIECE_BYTES

@@ -42,7 +42,7 @@ from tfcluster.rundir.run_writer import EventLog, replace_file
 from tfcluster.rundir.states import Status
 from tfcluster.wire import messages
 from tfcluster.wire.file_transfer import RemoteFiles, RemoteFilesError
-from tfcluster.wire.remote_source import RemoteFolder, at_once, grows, is_same
+from tfcluster.wire.remote_source import RemoteFolder, at_once, is_same, only_grows
 
 LOCK: Final = ".mirror"
 _MIRRORED: Final = ".mirrored"
@@ -314,7 +314,7 @@ class FolderCopy:
                 raw = self.paths.root / _EVENTS
                 await self.there.follow(entry, raw)
                 self._append_events(raw)
-            elif grows(path):
+            elif only_grows(path):
                 await self.there.follow(entry, target, begins_at=self._begins.get(path, 0))
             elif not is_same(target, entry):
                 await self.there.copy(entry, target, resumes=True)
@@ -357,7 +357,7 @@ def _completes(path: str) -> bool:
 def _growing(root: Path) -> Iterator[tuple[str, int]]:
     """Yield the path and the size of each file that grows."""
     for path in root.rglob("*"):
-        if grows(path.name) and path.is_file():
+        if only_grows(path.name) and path.is_file():
             yield path.relative_to(root).as_posix(), path.stat().st_size
 
 

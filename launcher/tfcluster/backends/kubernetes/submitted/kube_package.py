@@ -30,7 +30,7 @@ from tfcluster.backends.kubernetes.run_pods import PACKAGE_FOLDER
 from tfcluster.errors import SetupError
 from tfcluster.plans.plan import Plan
 from tfcluster.rundir.paths import RunPaths
-from tfcluster.wire.file_trees import Sent
+from tfcluster.wire.file_trees import FileToSend
 
 KEY: Final = "package"
 PIECE_BYTES: Final = 700 << 10
@@ -47,7 +47,7 @@ _UNPACKING: Final = ".unpacking-"
 
 
 def build(
-    paths: RunPaths, plan: Plan, code: Sequence[Sent], *, cluster: str, job: str, home: str
+    paths: RunPaths, plan: Plan, code: Sequence[FileToSend], *, cluster: str, job: str, home: str
 ) -> list[dict[str, bytes]]:
     """Return what each Secret of the package of the run in `paths` holds, the pieces and more.
 
@@ -200,7 +200,7 @@ def _add_folder(tar: tarfile.TarFile, name: str) -> None:
     tar.addfile(info)
 
 
-def _add_code(tar: tarfile.TarFile, file: Sent) -> None:
+def _add_code(tar: tarfile.TarFile, file: FileToSend) -> None:
     info = tarfile.TarInfo(f"code/{file.path}")
     info.mode = file.mode
     if file.link is not None:
@@ -213,7 +213,7 @@ def _add_code(tar: tarfile.TarFile, file: Sent) -> None:
         tar.addfile(info, reader)
 
 
-def _require_size(size: int, paths: RunPaths, code: Sequence[Sent]) -> None:
+def _require_size(size: int, paths: RunPaths, code: Sequence[FileToSend]) -> None:
     if size <= MOST_BYTES:
         return
     sizes = {f.path: f.source.stat().st_size for f in code if f.link is None}

@@ -14,10 +14,10 @@ from tests.launcher.supervision.story import COLLATERAL, Replay
 
 from tfcluster.plans.plan import NodePlan, Plan, Supervision, TaskId
 from tfcluster.rundir.states import Status
-from tfcluster.supervision import connectivity
 from tfcluster.supervision import decisions as do
-from tfcluster.supervision.connectivity import Cut, DialPlan, between
+from tfcluster.supervision import task_network
 from tfcluster.supervision.failure import Failure, Kind
+from tfcluster.supervision.task_network import Cut, DialPlan, plan_dials
 
 NODES = ("10.0.0.1", "10.0.0.2", "10.0.0.3")
 HEARTBEAT = "Task /job:worker/replica:0/task:1 heartbeat timeout."
@@ -57,7 +57,7 @@ BETWEEN_0_AND_1 = ([cut(0, 1), cut(1, 0)], [cut(1, 0)], [cut(0, 1)])
 def test_the_host_that_no_other_reaches_is_named_or_of_two_the_one_without_the_chief(
     cuts: list[Cut], chief: int, host: int
 ) -> None:
-    found = connectivity.find_lost_links(cuts, chief_node=NODES[chief])
+    found = task_network.find_lost_links(cuts, chief_node=NODES[chief])
     assert list(found) == [NODES[host]]
     assert found[NODES[host]].startswith(f"link to host {NODES[host]} lost: ")
     link = cuts[0]
@@ -67,26 +67,26 @@ def test_the_host_that_no_other_reaches_is_named_or_of_two_the_one_without_the_c
 
 @given(st.lists(st.builds(cut, st.integers(0, 2), st.integers(0, 2))))
 def test_every_cut_link_is_explained(cuts: list[Cut]) -> None:
-    found = connectivity.find_lost_links(cuts, chief_node=NODES[0])
+    found = task_network.find_lost_links(cuts, chief_node=NODES[0])
     assert all(link.source in found or link.target in found for link in cuts)
     assert len(found) <= len(cuts)
 
 
 @given(st.one_of(st.text(), st.recursive(st.none() | st.integers(), st.lists).map(json.dumps)))
 def test_malformed_reports_are_ignored(line: str) -> None:
-    assert connectivity.parse_report(NODES[0], line, attempt=1) == ()
+    assert task_network.parse_report(NODES[0], line, attempt=1) == ()
 
 
 def test_reports_of_another_attempt_are_ignored() -> None:
     line = json.dumps({"attempt": 1, "cut": [[NODES[1], "worker:1", NODES[1], 2222, "timed out"]]})
-    assert connectivity.parse_report(NODES[0], line, attempt=1) == (cut(0, 1),)
-    assert connectivity.parse_report(NODES[0], line, attempt=2) == ()
+    assert task_network.parse_report(NODES[0], line, attempt=1) == (cut(0, 1),)
+    assert task_network.parse_report(NODES[0], line, attempt=2) == ()
 
 
 def test_each_node_dials_the_tasks_of_all_others() -> None:
     plan = replay_on_hosts().plan
     ports = {TaskId("worker", number): 2000 + number for number in range(3)}
-    order = connectivity.order_for(NODES[1], between(plan, NODES, ports), 4)
+    order = task_network.order_for(NODES[1], plan_dials(plan, NODES, ports), 4)
     assert [(o["task"], o["host"], o["port"]) for o in order["others"]] == [
         ("worker:0", NODES[0], 2000),
         ("worker:2", NODES[2], 2002),
@@ -100,9 +100,9 @@ def test_each_node_dials_the_tasks_of_all_others() -> None:
 def test_a_missed_heartbeat_names_the_lost_link(message: str, node: str) -> None:
     failure = Failure("worker:0", 1, None, node=NODES[0], last_lines=message)
     nodes = {f"worker:{number}": name for number, name in enumerate(NODES)}
-    assert list(connectivity.find_missed_heartbeats([failure], nodes)) == ([node] if node else [])
+    assert list(task_network.find_missed_heartbeats([failure], nodes)) == ([node] if node else [])
     same_host = dict.fromkeys(nodes, NODES[0])
-    assert connectivity.find_missed_heartbeats([failure], same_host) == {}
+    assert task_network.find_missed_heartbeats([failure], same_host) == {}
 
 
 def test_the_nodes_dial_once_when_the_first_task_blames_another() -> None:
@@ -181,7 +181,7 @@ def dials(calls: DialPlan) -> int:
 
 
 def test_in_a_small_run_every_node_dials_every_task_on_the_other_nodes() -> None:
-    calls = between(*spread_over(12, 3))
+    calls = plan_dials(*spread_over(12, 3))
     assert dials(calls) == 12 * 2
     assert {port["task"] for port in calls.of("node-0")} == {
         f"worker:{index}" for index in range(12) if index % 3
@@ -191,7 +191,7 @@ def test_in_a_small_run_every_node_dials_every_task_on_the_other_nodes() -> None
 @given(st.integers(65, 300), st.integers(2, 40))
 def test_in_a_large_run_every_link_and_every_port_is_dialled(tasks: int, nodes: int) -> None:
     plan, names, ports = spread_over(tasks, nodes)
-    calls = between(plan, names, ports)
+    calls = plan_dials(plan, names, ports)
     for caller in names:
         dialled = calls.dialled[caller]
         assert {task.node for task in dialled} == {*names} - {caller}
@@ -200,9 +200,9 @@ def test_in_a_large_run_every_link_and_every_port_is_dialled(tasks: int, nodes: 
 
 
 def test_a_thousand_tasks_on_fifty_nodes_are_dialled_once_per_link() -> None:
-    assert dials(between(*spread_over(1000, 50))) == 50 * 49
-    assert dials(between(*spread_over(1000, 2))) == 1000
+    assert dials(plan_dials(*spread_over(1000, 50))) == 50 * 49
+    assert dials(plan_dials(*spread_over(1000, 2))) == 1000
 
 
 def test_a_run_on_one_node_dials_nothing() -> None:
-    assert dials(between(*spread_over(100, 1))) == 0
+    assert dials(plan_dials(*spread_over(100, 1))) == 0

@@ -13,6 +13,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil
 from typing import Any
 
 from tfcluster.agent import foreign_json
@@ -46,7 +47,7 @@ class DialPlan:
         ]
 
 
-def between(plan: Plan, nodes: Sequence[str], ports: Mapping[TaskId, int]) -> DialPlan:
+def plan_dials(plan: Plan, nodes: Sequence[str], ports: Mapping[TaskId, int]) -> DialPlan:
     """Plan that each of `nodes` dials the tasks of the others whose `ports` are known."""
     on: dict[str, list[TaskPlan]] = defaultdict(list)
     for task in plan.tasks:
@@ -56,7 +57,7 @@ def between(plan: Plan, nodes: Sequence[str], ports: Mapping[TaskId, int]) -> Di
     callers: dict[TaskId, list[str]] = {task: [] for task in ports}
     for target, tasks in on.items():
         others = [name for name in nodes if name != target]
-        share = len(tasks) if len(ports) <= _ALL_OF else -(-len(tasks) // max(1, len(others)))
+        share = len(tasks) if len(ports) <= _ALL_OF else ceil(len(tasks) / max(1, len(others)))
         for place, caller in enumerate(others):
             for number in range(place * share, (place + 1) * share):
                 task = tasks[number % len(tasks)]
@@ -82,10 +83,10 @@ class Cut:
     source: str
     target: str
     task: str
-    why: str
+    reason: str
 
     def __str__(self) -> str:
-        return f"{self.source} cannot connect to {self.task} on {self.target} ({self.why})"
+        return f"{self.source} cannot connect to {self.task} on {self.target} ({self.reason})"
 
 
 def can_break(plan: Plan) -> bool:
@@ -105,7 +106,7 @@ def parse_report(node: str, line: str, *, attempt: int) -> tuple[Cut, ...]:
         if data["attempt"] != attempt:
             return ()
         rows = data["cut"]
-        return tuple(Cut(node, str(to), str(task), str(why)) for to, task, _, _, why in rows)
+        return tuple(Cut(node, str(to), str(task), str(reason)) for to, task, _, _, reason in rows)
     except (ValueError, KeyError, TypeError):
         return ()
 

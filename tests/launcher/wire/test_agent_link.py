@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tfcluster.agent import catalogue as msg
-from tfcluster.wire.link import AgentLink
+from tfcluster.wire.agent_link import AgentLink
 
 
 @pytest.mark.parametrize("says_goodbye", [False, True])
@@ -21,7 +21,7 @@ def test_an_agent_has_ended_its_tasks_before_it_says_goodbye(*, says_goodbye: bo
     async def use() -> bool:
         link = AgentLink(dial, msg.Hello(run_id="r", node="gpu1"), lease_s=60.0)
         if says_goodbye:
-            link._take(msg.Bye())
+            link._handle_report(msg.Bye())
         await link.close()
         return link.has_ended
 

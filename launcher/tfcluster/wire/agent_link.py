@@ -73,14 +73,18 @@ class AgentHandle:
         return False
 
 
-Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+ByteStreams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Connection = tuple[asyncio.StreamReader, protocol.Decoder, list[Frame]]
 """A fresh connection, and the frames that arrived with the agent's answer."""
-Dial = Callable[[], Awaitable[Streams]]  # opens a fresh byte stream to the agent; raises OSError
+Dial = Callable[[], Awaitable[ByteStreams]]
+"""Opens a fresh byte stream to the agent; raises OSError."""
 
 HELLO_TIMEOUT_S = 10.0
-FIRST_HELLO_S = 45.0  # for a remote node, which first unpacks and starts its agent
-PING_S, REDIAL_S, LONGEST_REDIAL_S = 2.0, 0.5, 5.0
+FIRST_HELLO_S = 45.0
+"""The time for the hello of a remote node, which first unpacks and starts its agent."""
+PING_S = 2.0
+"""Seconds between two pings to a remote agent."""
+REDIAL_S, LONGEST_REDIAL_S = 0.5, 5.0
 """`REDIAL_S`: the pause before another dial. It doubles up to `LONGEST_REDIAL_S` with each dial
 that fails, and with each connection that breaks before it has lasted for `STEADY_S`."""
 STEADY_S = 10.0
@@ -130,11 +134,12 @@ class AgentLink:
         self._is_closing = self._has_sent_shutdown = False
         self._fault = ""
         self.heard_goodbye = self.has_ended = False
-        """`has_ended`: no task that the agent started is alive, whatever its lease says."""
+        """`heard_goodbye`: the agent has said that it ends. `has_ended`: no task that it started is
+        alive, whatever its lease says."""
         self.welcome = msg.Welcome(pid=0, guard_pid=0)
         self.log_offsets: dict[str, int] = {}
         """Stream name → offset up to which log bytes have arrived; sent again on resuming."""
-        silence_s = min(file_transfer.SILENCE_S, lease_s or file_transfer.SILENCE_S)
+        silence_s = min(file_transfer.FILES_SILENCE_S, lease_s or file_transfer.FILES_SILENCE_S)
         self.files = RemoteFiles(self.send, self.send_file, node=hello.node, silence_s=silence_s)
         """File transfer with the node, if it shares no file system with the coordinator."""
 
@@ -249,7 +254,7 @@ class AgentLink:
             while True:
                 since = now()
                 await self._read_until_lost(*connection)
-                pause_s = 0.0 if now() >= since + STEADY_S else self._longer(pause_s)
+                pause_s = 0.0 if now() >= since + STEADY_S else self._next_pause(pause_s)
                 self.files.disconnected()
                 await self._disconnect()
                 reconnected = None if self._fault else await self._reconnect(pause_s)
@@ -257,7 +262,7 @@ class AgentLink:
                     await self._agent.explain()
                     return
                 connection = reconnected
-                self._put(self._back())
+                self._deliver(self._link_back())
                 self.files.reconnected()
         finally:
             self.files.mark_lost(f"it sent {self._fault}" if self._fault else "")
@@ -289,7 +294,7 @@ class AgentLink:
             if isinstance(report, msg.Welcome):
                 raise protocol.ProtocolError("a second welcome")
             if self._session.is_new(message):
-                self._take(report)
+                self._handle_report(report)
             return True
         if kind == protocol.ACK:
             self._session.acknowledged(protocol.read_number(payload))
@@ -298,17 +303,17 @@ class AgentLink:
             if kind == protocol.LOG and offset != protocol.NOT_IN_FILE:
                 self.log_offsets[name] = offset + len(data)
             message_class = Log if kind == protocol.LOG else FileSlice
-            self._put(message_class(name=name, offset=offset, data=data))
+            self._deliver(message_class(name=name, offset=offset, data=data))
         return False
 
-    def _take(self, report: msg.Report) -> None:
+    def _handle_report(self, report: msg.Report) -> None:
         if isinstance(report, msg.Bye):
             self.heard_goodbye = self.has_ended = True  # it is the agent's last word
             if report.stays:
                 self._agent.detach()
-        self._put(report)
+        self._deliver(report)
 
-    def _put(self, report: msg.Report) -> None:
+    def _deliver(self, report: msg.Report) -> None:
         if isinstance(report, msg.FileReport | FileSlice | msg.FilesLost):
             self.files.handle(report)
         else:
@@ -335,7 +340,7 @@ class AgentLink:
             await asyncio.wait([redial], timeout=CUT_REPORT_S)
             if not redial.done() or redial.result() is not None:
                 loss = self._agent.loss
-                self._put(LinkCut(lease_s=self._lease_s, why=loss.reason if loss else None))
+                self._deliver(LinkCut(lease_s=self._lease_s, why=loss.reason if loss else None))
             return await redial
         finally:
             redial.cancel()
@@ -349,10 +354,10 @@ class AgentLink:
                 return await self._connect()
             if await self._agent.has_gone():
                 return None
-            pause_s = self._longer(pause_s)
+            pause_s = self._next_pause(pause_s)
         return None
 
-    def _longer(self, pause_s: float) -> float:
+    def _next_pause(self, pause_s: float) -> float:
         """Return the pause after one of `pause_s`; several of them fit into the lease."""
         most_s = min(LONGEST_REDIAL_S, (self._lease_s or 0.0) / 8)
         return min(most_s, max(REDIAL_S, 2 * pause_s))
@@ -386,16 +391,16 @@ class AgentLink:
                 unanswered += 1
                 if unanswered == 1:
                     pid = self.welcome.pid
-                    why = f"its agent (pid {pid}) is stopped; `kill -CONT {pid}` resumes it"
-                    self._put(LinkCut(lease_s=patience_s, why=why))
+                    reason = f"its agent (pid {pid}) is stopped; `kill -CONT {pid}` resumes it"
+                    self._deliver(LinkCut(lease_s=patience_s, why=reason))
             elif unanswered:
                 unanswered = 0
-                self._put(self._back())
+                self._deliver(self._link_back())
         self._why_killed = f"it did not answer for {patience_s:g} s"
         self._agent.kill()
         await self._disconnect()
 
-    def _back(self) -> LinkBack:
+    def _link_back(self) -> LinkBack:
         return LinkBack(pid=self.welcome.pid, guard_pid=self.welcome.guard_pid)
 
     async def _disconnect(self) -> None:
