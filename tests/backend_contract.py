@@ -22,9 +22,9 @@ from typing import Any
 
 import pytest
 
-from tfcluster import backends, kinds
+from tfcluster import kinds
 from tfcluster.agent import catalogue as msg
-from tfcluster.backends.base import Nodes, RunContext
+from tfcluster.backends.base import Nodes, RunContext, class_of, open_nodes
 from tfcluster.discovery import planning
 from tfcluster.discovery.planning import Planned
 from tfcluster.errors import SetupError
@@ -66,7 +66,7 @@ class Rig:
         )
 
     def open(self) -> Nodes:
-        return backends.open_nodes(self.nodes, self.run)
+        return open_nodes(self.nodes, self.run)
 
     def task(self, code: str, node: NodePlan, *, attempt: int = 1) -> msg.Start:
         """Return the order that starts a task of `code`."""
@@ -195,7 +195,7 @@ async def a_node_that_cannot_be_reached_is_named_in_a_setup_error(rig: Rig) -> N
 
 async def capabilities_are_kept(rig: Rig) -> None:
     """What a backend claims to be able to do, it can do."""
-    kind, found = kinds.get(rig.nodes[0].backend), backends.class_of(rig.nodes[0])
+    kind, found = kinds.get(rig.nodes[0].backend), class_of(rig.nodes[0])
     its = kind.capabilities
     if its.outlives_coordinator:
         assert found.end_run.__qualname__ != Nodes.end_run.__qualname__

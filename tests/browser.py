@@ -33,6 +33,12 @@ class Browser:
     def open(self, url: str) -> None:
         self.driver.get(url)
 
+    def leave(self) -> None:
+        """Leave the page that is open; forget what the console said, and the requests."""
+        self.open("about:blank")
+        for seen in (self.console, self.requests):
+            seen.clear()
+
     def script(self, text: str, *arguments: Any) -> Any:
         """Return the value of the script's `return`."""
         return self.driver.execute_script(text, *arguments)

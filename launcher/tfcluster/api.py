@@ -323,7 +323,7 @@ def make_launch(
     plan = rules.require_plan(planned)
     _require_open_files(sum(task.node == LOCAL for task in plan.tasks))
     is_submitted = _is_submitted(plan.nodes[0].backend, options)
-    faults = parse(options.chaos, plan)
+    faults = parse(options.chaos, plan) if options.chaos else ()
     if options.warm:
         from tfcluster.backends.local.warm_start import keep_warm
 

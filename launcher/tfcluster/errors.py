@@ -109,6 +109,12 @@ class SetupError(TfclusterError):
 
     exit_code = 3
 
+    def __init__(self, message: str, *, fix: str = "", node: str = "") -> None:
+        """Build the message from what is wrong, after the name of the `node` that it is about."""
+        super().__init__(f"{node} {message}" if node else message, fix=fix)
+        self.problem = remove_controls(message)
+        """The message without the node, for a table whose column says it."""
+
 
 class PortInUseError(SetupError):
     """A fixed port of the spec that another process holds, or a range of which none is free."""
@@ -162,9 +168,14 @@ class NodeLostError(SetupError):
     """A node's agent, or the guard beside it, died while the run needed it."""
 
     def __init__(
-        self, message: str, *, fix: str = "", nature: LossNature = LossNature.UNKNOWN
+        self,
+        message: str,
+        *,
+        fix: str = "",
+        node: str = "",
+        nature: LossNature = LossNature.UNKNOWN,
     ) -> None:
-        super().__init__(message, fix=fix)
+        super().__init__(message, fix=fix, node=node)
         self.nature = nature
 
     @classmethod

@@ -25,7 +25,7 @@ from tfcluster.rundir import control, registry, waiting
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.snapshot import RunSnapshot, TaskSnapshot, describe_failure
 from tfcluster.rundir.states import Status
-from tfcluster.rundir.waiting import Waiting, block, each, each_async, pause
+from tfcluster.rundir.waiting import Waiting, block, block_async, each, each_async
 
 if TYPE_CHECKING:
     from tfcluster.checkpoints.store import Damaged, Gathered
@@ -127,7 +127,7 @@ class Run:
 
         Return False if something could not be gathered.
         """
-        if not self.state().may_have_left:
+        if not self.state().may_have_ungathered:
             return True
         from tfcluster.coordinator.late_gathering import gather_left  # it imports asyncio
 
@@ -193,7 +193,7 @@ class Run:
 
     async def wait_async(self) -> Result:
         """Wait as `wait` does; `asyncio.timeout` limits it, and cancelling leaves the run alone."""
-        return await pause(self._end())
+        return await block_async(self._end())
 
     def stop(self, *, now: bool = False, timeout: float | None = None) -> Result:
         """Stop the run and wait until it has ended; `now` kills its tasks without a grace period.
@@ -209,7 +209,7 @@ class Run:
         """Stop the run as `stop` does."""
         import asyncio  # slow, and most callers do not need it
 
-        result = await pause(self._stop(now))
+        result = await block_async(self._stop(now))
         await asyncio.to_thread(self._clean_up)
         return result
 

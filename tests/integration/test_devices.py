@@ -13,7 +13,7 @@ import pytest
 from tests.documentation import unprinted
 from tests.lab.stand_in_gpu import add_nvidia_smi, build_driver
 
-from tfcluster.preflight.rules import PreflightReport
+from tfcluster.preflight.preflight_report import PreflightReport
 from tfcluster.typed_json import from_json
 from tfcluster.ui.preflight_table import format_report
 

@@ -21,7 +21,7 @@ from tfcluster.agent import budgets
 from tfcluster.discovery.machine_facts import gather
 from tfcluster.errors import FunctionError, InterpreterError
 from tfcluster.nodes import code_sync
-from tfcluster.plans.keras_settings import needs_tensorflow
+from tfcluster.plans.job_facts import needs_tensorflow
 from tfcluster.plans.placement import place_tasks
 from tfcluster.plans.plan import Interpreter
 from tfcluster.rundir.paths import RunPaths

@@ -31,7 +31,11 @@ def chromium() -> Iterator[Browser]:
 
 @pytest.fixture
 def page(chromium: Browser, site: Site) -> Iterator[Page]:
-    """A page after the login; fails the test in which a script failed or a rule was broken."""
+    """A page after the login; fails the test in which a script failed or a rule was broken.
+
+    The test before may have left the page of a server that has ended meanwhile.
+    """
+    chromium.leave()
     found = Page(chromium, site)
     found.resize(1280)
     yield found

@@ -19,6 +19,9 @@ from __future__ import annotations
 
 from tfcluster.agent.message_fields import Event, Message
 
+PREPARE = "prepare"
+"""The name of a node's prepare step, in the place of a task's."""
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -8,9 +8,11 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Self
 
+from tfcluster import kinds
 from tfcluster.agent.agent_config import AgentConfig
 from tfcluster.errors import NodeLostError
 
@@ -149,3 +151,15 @@ class Nodes(ABC):
         NodeLostError if the node does not answer.
         """
         raise NotImplementedError
+
+
+def open_nodes(planned: Sequence[NodePlan], run: RunContext) -> Nodes:
+    """Return the nodes of one backend for ``async with``; all `planned` have the same backend."""
+    return class_of(planned[0])(planned, run)
+
+
+def class_of(node: NodePlan) -> type[Nodes]:
+    """Return the class that makes and reaches nodes like `node`."""
+    module, name = kinds.get(node.backend).nodes.split(":")
+    nodes: type[Nodes] = getattr(import_module(module), name)
+    return nodes

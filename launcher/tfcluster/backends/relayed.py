@@ -504,9 +504,8 @@ class RelayedNodes(Nodes):
         try:
             yield
         except Unreached as error:
-            message = f"{node.name} cannot be reached: {error}"
             fix = cls.fix(node, error)
             if node.wrap and not node.wrap[0].startswith("-"):  # else options of the transport
                 words = shlex.join((*node.wrap, node.python))
                 fix += f"\n  → or correct runtime.wrap: what does `{words} -V` say there?"
-            raise NodeLostError(message, fix=fix) from error
+            raise NodeLostError(f"cannot be reached: {error}", fix=fix, node=node.name) from error

@@ -13,7 +13,7 @@ from tfcluster.errors import UsageError
 from tfcluster.spec import PlanOptions
 
 if TYPE_CHECKING:
-    from tfcluster.scaling.gang_steps import Gang, Request
+    from tfcluster.scaling.cell_runs import PlannedCell, StudyRequest
     from tfcluster.scaling.study import Study
     from tfcluster.ui.terminal import Terminal
 
@@ -54,10 +54,10 @@ def command(
 
     ARGS after -- are appended to the job's own: let it train long enough.
     """
-    from tfcluster.scaling.gang_steps import Request
+    from tfcluster.scaling.cell_runs import StudyRequest
     from tfcluster.ui.terminal import Terminal
 
-    request = Request(
+    request = StudyRequest(
         source=spec,
         workers=_counts(workers, "--workers"),
         rates=_rates(rates),
@@ -72,24 +72,24 @@ def command(
     _print(_measure(request, hosts, terminal), terminal, as_json=as_json, target=target)
 
 
-def _measure(request: Request, hosts: tuple[int, ...], terminal: Terminal) -> Study:
+def _measure(request: StudyRequest, hosts: tuple[int, ...], terminal: Terminal) -> Study:
     """Measure all cells, showing the progress on stderr, and analyse them."""
-    from tfcluster.scaling.gang_steps import machine_cores, measure, plan_gangs
+    from tfcluster.scaling.cell_runs import machine_cores, measure, plan_cells
     from tfcluster.scaling.study import analyse
 
-    gangs = plan_gangs(request)
+    cells = plan_cells(request)
     try:
         measured = measure(
-            gangs,
+            cells,
             request,
-            tell=lambda number, gang, remaining_s: _say(
-                f"cell {number} of {len(gangs)}", gang, remaining_s, terminal
+            tell=lambda number, cell, remaining_s: _say(
+                f"cell {number} of {len(cells)}", cell, remaining_s, terminal
             ),
             warn=lambda warning: terminal.say_wrapped(f"warning: {warning}", "yellow"),
         )
     finally:
         terminal.clear_footer()
-    name = gangs[0].planned.plan.name
+    name = cells[0].planned.plan.name
     return analyse(name, measured, cores=machine_cores(), predict=hosts)
 
 
@@ -111,15 +111,15 @@ def _print(study: Study, terminal: Terminal, *, as_json: bool, target: str | Non
         write_output(page, target, announce=terminal.say)
 
 
-def _say(cell: str, gang: Gang, remaining_s: float | None, terminal: Terminal) -> None:
+def _say(place: str, cell: PlannedCell, remaining_s: float | None, terminal: Terminal) -> None:
     """Show the cell that is measured now: at the bottom of a screen, elsewhere as a line."""
     from rich.text import Text
 
     from tfcluster.ui.formats import format_bits, format_duration, plural
 
-    text = f"{cell}: {plural(gang.workers, 'worker')}"
-    if gang.communication is not None and gang.rate is not None:
-        text += f", {gang.communication} at {format_bits(gang.rate)}"
+    text = f"{place}: {plural(cell.workers, 'worker')}"
+    if cell.communication is not None and cell.rate is not None:
+        text += f", {cell.communication} at {format_bits(cell.rate)}"
     if remaining_s is not None:
         text += f"; about {format_duration(remaining_s)} left"
     if terminal.has_footer:
@@ -163,7 +163,7 @@ def _communications(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(words))
 
 
-def _require_fit(request: Request, hosts: tuple[int, ...]) -> None:
+def _require_fit(request: StudyRequest, hosts: tuple[int, ...]) -> None:
     """Raise UsageError if there is nothing that a prediction could be fitted to."""
     used = [count for count in request.workers if count > 1 and count not in hosts]
     if not any(count > 1 for count in request.workers):

@@ -374,7 +374,7 @@ def _show_findings(error: TfclusterError, paths: RunPaths, terminal: Terminal) -
 
     If nothing that they found has kept the run from starting, return `error` as it is.
     """
-    from tfcluster.preflight.rules import read_report
+    from tfcluster.preflight.preflight_report import read_report
     from tfcluster.ui.preflight_table import format_report
 
     report = read_report(paths)

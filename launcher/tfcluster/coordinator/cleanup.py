@@ -23,9 +23,9 @@ from typing import Any, TypeVar
 
 import psutil
 
-from tfcluster import backends
 from tfcluster.agent import foreign_json
 from tfcluster.agent.tasks.children import SUFFIX
+from tfcluster.backends.base import class_of
 from tfcluster.errors import NodeLostError, RunFolderError
 from tfcluster.nodes.hub import KILL_S
 from tfcluster.plans.command import FUNCTION_FOLDER
@@ -134,7 +134,7 @@ async def _end_node(node: NodePlan, state: RunSnapshot, until: float) -> NodeEnd
     if identity is None:
         return NodeEnd(node.name, trouble="its agent is not known", until=until)
     try:
-        result = await backends.class_of(node).end_run(node, run_id=state.run, former=identity)
+        result = await class_of(node).end_run(node, run_id=state.run, former=identity)
     except NodeLostError as error:
         return NodeEnd(node.name, trouble=error.message, until=until)
     trouble = "" if result.is_proved else "nothing proves that its agent has ended"

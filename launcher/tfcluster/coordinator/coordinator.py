@@ -9,17 +9,18 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cached_property, partial
 from pathlib import PurePosixPath
 
 from tfcluster import __version__
 from tfcluster.agent import budgets, message_fields
 from tfcluster.agent import catalogue as msg
-from tfcluster.backends import open_nodes
+from tfcluster.backends.base import open_nodes
 from tfcluster.backends.jobs import Ending, OwnJob
 from tfcluster.coordinator.attempts import Attempts
 from tfcluster.coordinator.curves.tensorboard_files import RunCurves
 from tfcluster.coordinator.curves.tensorboard_server import beside_run
+from tfcluster.coordinator.external_peers import follow_peers
 from tfcluster.coordinator.gathering import RunGathering
 from tfcluster.coordinator.loop import Loop, RunLoop, RunOver
 from tfcluster.coordinator.starter import Launch
@@ -33,20 +34,19 @@ from tfcluster.nodes.reports import (
     STEPS,
     ReportFilter,
     event_of_task,
-    last_output,
     loss_of_node,
     to_event,
 )
 from tfcluster.nodes.task_folders import TaskFolders
 from tfcluster.plans.plan import Plan, TaskId
-from tfcluster.preflight.probes import follow_peers, probe_links
+from tfcluster.preflight.probes import probe_links
 from tfcluster.rundir import chaos, control, heartbeat
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.events import Event
 from tfcluster.rundir.figures import SPEEDS, follows, state_json
 from tfcluster.rundir.run_writer import RunWriter
 from tfcluster.rundir.states import Status
-from tfcluster.rundir.task_logs import last_line, last_text
+from tfcluster.rundir.task_logs import last_line, last_output, last_text
 from tfcluster.supervision import decisions as do
 from tfcluster.supervision.decisions import Outcome, StopRequest
 from tfcluster.supervision.restarting import REACH_S
@@ -98,7 +98,6 @@ class Coordinator:
         self._loop = Loop(hub, self._supervisor, run_writer, self._carry_out)
         self._startup = Startup(launch, self.paths, hub, run_writer, self._loop.until, announce)
         self._attempts = Attempts(self._supervisor, self._startup, self._loop, run_gathering)
-        self._stacks = TaskStacks(self._supervisor.gang, self._take_stacks)
         run_gathering.use(TaskFolders(plan, self.paths, hub))
         self.job = job
         self._ending: asyncio.Task[Ending | None] | None = None
@@ -165,11 +164,14 @@ class Coordinator:
             stop=lambda why, now: self.stop(StopRequest(why, 143, now=now)),
             get_state=lambda: state_json(self.run_writer.state),
             scale_to=self.scale_to,
-            get_stacks=self._stacks.ask,
+            get_stacks=lambda tasks: self._stacks.ask(tasks),
         )
+        python = self._launch.tensorboard_python
         async with (
             control.serve(self.paths.control_socket, controlled),
-            beside_run(self._launch.tensorboard_python, self.paths.curves, self._put_event),
+            beside_run(python, self.paths.curves, self._put_event)
+            if python is not None
+            else contextlib.nullcontext(),
             asyncio.TaskGroup() as background,
         ):
             self.run_writer.record(ev.RunStarted(version=__version__, run=self.paths.run_id))
@@ -195,8 +197,9 @@ class Coordinator:
         """Run all attempts; return the error that ended them, if the supervisor did not."""
         following = [
             self._background.create_task(self._run_gathering.follow(self._put_event)),
-            self._background.create_task(self._follow_external_peers()),
         ]
+        if self.plan.elsewhere:
+            following.append(self._background.create_task(self._follow_external_peers()))
         try:
             await self._loop.run(self._attempts.run())
         except RunOver:
@@ -257,7 +260,7 @@ class Coordinator:
         gang, paths, now = self._supervisor.gang, self.paths, self._now()
         logs = {task: paths.task_log(gang[task].id, gang[task].attempt) for task in tasks}
         lines = {task: last_line(log) for task, log in logs.items()}
-        self._supervisor.logs_read(last_output(paths, gang, now), lines, now)
+        self._supervisor.logs_read(self._last_output(), lines, now)
 
     async def _gather_latest(self) -> None:
         events = await self._run_gathering.gather_latest()
@@ -297,9 +300,18 @@ class Coordinator:
                 self._attempts.drop(node)
                 self._background.create_task(self._hub.drop(node))
 
+    def _last_output(self) -> float:
+        running = self._supervisor.gang.running()
+        logs = (self.paths.task_log(member.id, member.attempt) for member in running)
+        return last_output(logs, self._now())
+
+    @cached_property
+    def _stacks(self) -> TaskStacks:
+        return TaskStacks(self._supervisor.gang, self._take_stacks)
+
     def _take_stacks(self, node: str, tasks: Sequence[str]) -> None:
         now = self._now()
-        self._supervisor.stacks_asked(last_output(self.paths, self._supervisor.gang, now), now)
+        self._supervisor.stacks_asked(self._last_output(), now)
         self._hub.send(node, msg.TakeStacks(tasks=[*tasks]))
         self._hub.put(lambda: None)  # wakes the loop, which sends
 

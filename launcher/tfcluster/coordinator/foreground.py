@@ -164,7 +164,7 @@ class RunSession:
         if self._job.restarts:
             state.vain_starts = count_vain_starts(state, newest)
         state.newest_at_start = newest
-        self.run_writer.touch()
+        self.run_writer.mark_changed()
         if state.vain_starts >= VAIN_STARTS:
             raise self._no_progress(state.vain_starts, newest, "")
 

@@ -17,9 +17,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from tfcluster import backends
 from tfcluster.agent.error_text import describe_error
 from tfcluster.backends import job_watch, past_runs
+from tfcluster.backends.base import class_of
 from tfcluster.checkpoints.copying import CancelledError, Source
 from tfcluster.checkpoints.gatherer import Gatherer
 from tfcluster.checkpoints.store import Store
@@ -48,7 +48,7 @@ def gather_left(paths: RunPaths, say: Callable[[str], None]) -> bool:
     nothing while the run goes on, or if all was gathered at its end.
     """
     state = job_watch.load(paths)
-    if not state.may_have_left:
+    if not state.may_have_ungathered:
         return True
     try:
         plan = registry.load_plan(paths)
@@ -94,7 +94,7 @@ class _LateGathering:
             except TfclusterError as error:  # tasks may still run: other places can be asked
                 self.say(_text_of(error))
             state = registry.load(paths)
-            if backends.class_of(node).copies_from_lost:
+            if class_of(node).copies_from_lost:
                 _await_copy(paths.run_id)
         there = RunPaths(Path(NodePaths(CACHE, paths.run_id).folder(node_folder(node.name))))
         usual_folder = str(there.task_checkpoints(chief))
@@ -104,7 +104,7 @@ class _LateGathering:
                 return self._gather_from(folder)
         if node.capabilities.loses_files:
             with tempfile.TemporaryDirectory(prefix=".left-", dir=paths.root) as copy:
-                fetch = backends.class_of(node).fetch_left
+                fetch = class_of(node).fetch_left
                 source = PurePosixPath(state.missed_in or usual_folder)
                 endpoint = past_runs.endpoint_of(paths.run_id)
                 copying = fetch(node, paths.run_id, source, Path(copy), endpoint=endpoint)

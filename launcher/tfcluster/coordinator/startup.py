@@ -15,16 +15,17 @@ from tfcluster.coordinator.starter import Launch
 from tfcluster.coordinator.takeover import leave_if_replaced
 from tfcluster.errors import NodeLostError, SetupError
 from tfcluster.node_loss import NodeLoss
-from tfcluster.nodes import code_sync, orders, shared_workdirs
+from tfcluster.nodes import code_sync, orders, probed_resources, shared_workdirs
 from tfcluster.nodes.hub import Hub
-from tfcluster.nodes.orders import PORT_REPLIES, Answers, AssignedResources, Until
+from tfcluster.nodes.orders import PORT_REPLIES, Answers, Until
 from tfcluster.nodes.probe_answers import ProbeAnswer
+from tfcluster.nodes.probed_resources import AssignedResources
 from tfcluster.nodes.reports import END_REPLIES, PREPARE
 from tfcluster.plans.plan import NodePlan, Plan, TaskId
 from tfcluster.plans.preloading import preload_on
 from tfcluster.plans.tf_config import Attempt
 from tfcluster.preflight import probes
-from tfcluster.preflight.rules import Finding, PreflightReport
+from tfcluster.preflight.preflight_report import Finding, PreflightReport
 from tfcluster.rundir import run_writer
 from tfcluster.rundir.events import NodeLost, Warned
 from tfcluster.rundir.paths import RunPaths
@@ -91,7 +92,8 @@ class Startup:
         show = self.run_writer.wait_for if is_awaited else lambda what: None
         answers = Answers(self.hub, self.until, show)
         try:
-            await shared_workdirs.find_shared_workdirs(self.plan, self.hub, nodes)
+            if not all(node.is_here for node in nodes):
+                await shared_workdirs.find_shared_workdirs(self.plan, self.hub, nodes)
             self._preload(nodes)
             await self.hold_ports(nodes, answers)
             for finding in await self.preflight(nodes, answers):
@@ -223,7 +225,7 @@ class Startup:
         if not names:
             return ()
         if not self.launch.options.runs_preflight:
-            several = orders.shared_nodes(self.plan)
+            several = probed_resources.shared_nodes(self.plan)
             if not (shared := [name for name in remote if name in several]):
                 return ()
             probe_answers, warnings = await probes.probe_shared_nodes(
@@ -231,7 +233,7 @@ class Startup:
             )
             for answer in probe_answers:
                 self._probed[answer.node] = answer
-                self._assigned.update(orders.assign_resources(self.plan, answer))
+                self._assigned.update(probed_resources.assign_resources(self.plan, answer))
             return warnings
         if remote:
             ports, before = orders.held_ports(self.hub, names), [*self._probed.values()]
@@ -240,13 +242,14 @@ class Startup:
             )
         else:
             report = await self._probe_this_node(names)
-        run_writer.write_json(self.paths.preflight, report.to_json())
+        with contextlib.suppress(OSError):  # a full disk
+            run_writer.write_json(self.paths.preflight, report.to_json())
         report.require()
         for answer in report.seen:
             self._probed[answer.node] = answer
             self._proxy_env[answer.node] = probes.proxy_env(self.plan, answer)
             if answer.node in remote:
-                self._assigned.update(orders.assign_resources(self.plan, answer))
+                self._assigned.update(probed_resources.assign_resources(self.plan, answer))
         return report.warnings
 
     async def _probe_this_node(self, nodes: Sequence[str]) -> PreflightReport:
@@ -296,7 +299,7 @@ class Startup:
                 [node], *END_REPLIES, what=what, step=PREPARE, work_s=None, is_lost=is_lost
             )
             if (reply := self.hub.answer(node, *END_REPLIES, step=PREPARE)) is not None:
-                orders.check_prepared(node, reply, self.paths.prepare_log(node))
+                orders.check_prepared(node, reply, self.paths.step_log(PREPARE, node))
                 self._prepared.add(node)
 
     def start_tasks(

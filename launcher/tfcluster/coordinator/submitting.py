@@ -59,7 +59,7 @@ def submit(launch: Launch) -> RunPaths:
         if launch.options.runs_preflight:
             outlook = scheduler.check(submission, thorough=False)
             if outlook.obstacles:
-                from tfcluster.preflight.rules import PreflightReport  # slow to import
+                from tfcluster.preflight.preflight_report import PreflightReport  # slow to import
 
                 PreflightReport.of_job(backend, outlook).require()
         for warning in scheduler.warnings(submission):

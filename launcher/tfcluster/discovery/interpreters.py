@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
@@ -57,14 +58,20 @@ _ANSWER_S: Final = 30.0
 _MESSAGE: Final = 200
 """The characters that are shown of the last line of a program that is no Python: it may repeat
 `_PROBE`."""
-ON_PATH: Final = "python3 on PATH"
-"""The reason for the Python of tasks that nothing chose."""
 NAME_ONE: Final = (
     "give a Python, or the folder of a virtual environment: --python PATH (python=PATH)"
 )
 _INSTALLED: Final = re.compile(
     r"(?P<name>.+?)-(?P<version>[^-]+)(-py[\d.]+)?\.(dist|egg)-info"  # egg: Debian's packages
 )
+
+
+class Reason(StrEnum):
+    """The reasons for a Python of the tasks on which other choices depend."""
+
+    ON_PATH = "python3 on PATH"
+    """The first one, which nothing chose."""
+    CALLING = "the Python that called tfcluster"
 
 
 Choice = Callable[[], Interpreter]
@@ -121,9 +128,10 @@ def own_instead(python: Interpreter, *, environ: Mapping[str, str], cwd: Path) -
 
     Only for a Python that nothing chose; any other is returned as it is.
     """
-    if python.why != ON_PATH or "tensorflow" in python.packages or python.path == sys.executable:
+    is_unchosen = python.why is Reason.ON_PATH and python.path != sys.executable
+    if not is_unchosen or "tensorflow" in python.packages:
         return python
-    why = f"tfcluster's own: {ON_PATH} has no TensorFlow"
+    why = f"tfcluster's own: {Reason.ON_PATH} has no TensorFlow"
     try:
         own = read(sys.executable, why, environ=environ, cwd=cwd)()
     except InterpreterError:
@@ -162,7 +170,7 @@ def _candidates(workdir: Path, environ: Mapping[str, str]) -> Iterator[tuple[str
             place = "in" if folder == workdir else "above"
             yield python, f".venv {place} the workdir", False
     if on_path := shutil.which("python3", path=environ.get("PATH")):
-        yield on_path, ON_PATH, True
+        yield on_path, Reason.ON_PATH, True
     yield sys.executable, "the Python of tfcluster itself", False
 
 

@@ -15,13 +15,13 @@ from tfcluster.agent.error_text import describe_error
 from tfcluster.agent.node import limits, machine
 from tfcluster.backends.bundle import workers_folder
 from tfcluster.discovery import interpreters
-from tfcluster.discovery.interpreters import Choice, choose
+from tfcluster.discovery.interpreters import Choice, Reason, choose
 from tfcluster.errors import InterpreterError, UsageError
 from tfcluster.plans import command
 from tfcluster.plans.context import LOCAL, PlacedTask, PlanContext
 from tfcluster.plans.environment import parse_env_file
 from tfcluster.plans.imports import Code
-from tfcluster.plans.keras_settings import needs_tensorflow
+from tfcluster.plans.job_facts import needs_tensorflow
 from tfcluster.plans.placement import by_node
 from tfcluster.plans.plan import Gpu, Interpreter
 from tfcluster.plans.resources import Cores
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 _MAX_FILES = 60
 """Limit of the job's own modules that are read for their imports."""
-CALLING = "the Python that called tfcluster"
 """The reason for the Python of local tasks in a run of the Python API."""
 
 
@@ -166,7 +165,7 @@ def _interpreters(
         wrap = shlex.join(spec.runtime.wrap)
         if node == LOCAL or (tasks[0].kind.capabilities.sees_files and not wrap):
             if path is None and calling_python:
-                path, why = calling_python, CALLING
+                path, why = calling_python, Reason.CALLING
             choices[node] = choose(path, why, base=base, workdir=workdir, environ=context.environ)
         else:
             why = f"in {wrap}" if wrap else why or "python3 on its PATH"

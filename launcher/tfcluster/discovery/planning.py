@@ -17,7 +17,6 @@ from tfcluster.agent.error_text import reason_of
 from tfcluster.backends import bundle
 from tfcluster.discovery import interpreters
 from tfcluster.discovery.machine_facts import (
-    CALLING,
     addresses_to_compare,
     gather,
     own_addresses,
@@ -63,8 +62,11 @@ class Planned:
             for step in (job, *(job["per_task"][key] for key in _keys_with_args(self.spec.job))):
                 step["args"] = [*(step.get("args") or ()), *args]
         interpreter = self.plan.nodes[0].interpreter
-        reasons = {node.interpreter and node.interpreter.why for node in self.plan.nodes}
-        if interpreter is not None and (self.options.python is not None or reasons == {CALLING}):
+        is_callers = all(
+            node.interpreter is not None and node.interpreter.why is interpreters.Reason.CALLING
+            for node in self.plan.nodes
+        )
+        if interpreter is not None and (self.options.python is not None or is_callers):
             runtime = kept.setdefault("runtime", {})
             runtime["python"] = interpreter.path
             for host in (runtime.get("hosts") or {}).values():

@@ -163,8 +163,8 @@ def _limits(container: Container) -> Iterator[tuple[str, Any]]:
         yield "memswap_limit", container.memory
     if container.gpus:
         is_all = container.gpus == "all"
-        which = {"count": "all"} if is_all else {"device_ids": [*map(str, container.gpus)]}
-        device = {"driver": "nvidia", **which, "capabilities": ["gpu"]}
+        chosen = {"count": "all"} if is_all else {"device_ids": [*map(str, container.gpus)]}
+        device = {"driver": "nvidia", **chosen, "capabilities": ["gpu"]}
         yield "deploy", {"resources": {"reservations": {"devices": [device]}}}
         yield "shm_size", SHM
 
@@ -215,8 +215,7 @@ def _needs(
 
 def _comment(plan: Plan, request: Request, needs: Sequence[str]) -> Iterator[str]:
     """Yield the lines that say how to use the file, and what tfcluster does beyond it."""
-    name = request.file or "compose.yaml"
-    file = shlex.quote(name) if name.isprintable() else "FILE"
+    file = request.file_word("compose.yaml")
     serves = any(task.id.job == "ps" for task in plan.tasks)
     ending = f" --exit-code-from {plan.chief.file_name}" if serves else ""
     yield f"# {plan.name}: the tasks of `tfcluster up --backend docker`, without tfcluster."

@@ -5,7 +5,6 @@ Only what a run chooses for itself is missing: its id (here the spec's name), it
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -23,11 +22,10 @@ def render(subject: Subject, request: Request) -> Exported:
     """Return the objects of a plan for Kubernetes."""
     run = PodRun(subject.plan.name, subject.plan, subject.spec.runtime)
     needs = tuple(_needs(run))
-    file = request.file or "run.yaml"
     lines = [
         f"# {run.run_id}: the objects of `tfcluster up --backend kubernetes`, to read or compare:",
         "#",
-        f"#   kubectl diff -f {shlex.quote(file) if file.isprintable() else 'FILE'}",
+        f"#   kubectl diff -f {request.file_word('run.yaml')}",
         "#",
         f"# Written by `tfcluster export --format kubernetes` (tfcluster {__version__}). It needs:",
         *bullets(needs),
@@ -50,15 +48,15 @@ def _objects(run: PodRun) -> list[dict[str, Any]]:
         *map(_with_pods, run_pods.stateful_sets(run)),
     ]
     if (namespace := run.settings.namespace) is not None:
-        for each in objects:
-            each["metadata"] = {**each["metadata"], "namespace": namespace}
+        for manifest in objects:
+            manifest["metadata"] = {**manifest["metadata"], "namespace": namespace}
     return objects
 
 
-def _with_pods(made: dict[str, Any]) -> dict[str, Any]:
+def _with_pods(stateful_set: dict[str, Any]) -> dict[str, Any]:
     """Return a StatefulSet with the number of pods that the coordinator gives it."""
-    replicas = int(made["metadata"]["annotations"][run_objects.TASKS])
-    return {**made, "spec": {**made["spec"], "replicas": replicas}}
+    replicas = int(stateful_set["metadata"]["annotations"][run_objects.TASKS])
+    return {**stateful_set, "spec": {**stateful_set["spec"], "replicas": replicas}}
 
 
 def _needs(run: PodRun) -> Iterator[str]:

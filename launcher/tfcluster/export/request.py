@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -44,6 +45,11 @@ class Request:
     """The command that starts this tfcluster in any folder."""
     environ: Mapping[str, str]
 
+    def file_word(self, default: str) -> str:
+        """Return the file's name for a shell, or what stands for one that a comment cannot hold."""
+        name = self.file or default
+        return shlex.quote(name) if name.isprintable() else "FILE"
+
 
 @dataclass(frozen=True, slots=True)
 class Subject:
@@ -85,14 +91,19 @@ def _plan(backend: str, option: str, request: Request) -> Subject:
     fields = {option: ("runtime.backend", backend)}
     loaded = planning.load(request.spec, replace(request.options, fields=fields))
     job = loaded.spec.job
-    taken = (name for name, value in job.env.items() if value is None)
-    secrets = [name for name in taken if is_secret(name, named=job.secrets, shown=job.not_secret)]
-    unset = dict.fromkeys([*job.secrets, *secrets], "")  # nobody needs them for the export
-    # An allocation around this process is not that of the file.
-    environ = {k: v for k, v in {**unset, **request.environ}.items() if k not in ALLOCATIONS}
+    secrets = {*job.secrets} | {
+        name
+        for name, value in job.env.items()
+        if value is None and is_secret(name, named=job.secrets, shown=job.not_secret)
+    }
+    # Nobody needs secrets for the export, and an allocation around this process is not the file's.
+    environ = dict.fromkeys(secrets, "") | dict(request.environ)
+    for name in ALLOCATIONS:
+        environ.pop(name, None)
     planned = planning.plan(loaded, request.options, environ=environ)
-    places = dict.fromkeys((node.name for node in planned.plan.nodes), WORKERS)
-    context = replace(planned.context, backends_here=frozenset(), bundles=places)
+    # The nodes are known now: plan again with the package's folder on each, and no machine's cores.
+    bundles = dict.fromkeys((node.name for node in planned.plan.nodes), WORKERS)
+    context = replace(planned.context, backends_here=frozenset(), bundles=bundles)
     spec, path = planned.spec, planned.plan.spec_path
     args, sets = request.options.args, loaded.set_paths
     plan = make_plan(spec, context, spec_path=path, args=args, set_paths=sets)

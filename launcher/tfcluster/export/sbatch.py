@@ -5,7 +5,6 @@ It asks for the nodes that `up --backend slurm` asks for; in the job, `up` finds
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Final
 
 from tfcluster import __version__
 from tfcluster.backends.jobs import submission_of
-from tfcluster.backends.slurm.batch_script import first_line, format_setup, sbatch_options
+from tfcluster.backends.slurm.batch_script import first_line, format_setup, named_options
 from tfcluster.errors import UsageError
 from tfcluster.export.request import Exported, Request, Subject, bullets, secret_names
 
@@ -44,12 +43,11 @@ def render(subject: Subject, request: Request) -> Exported:
         fix = "save the spec, and name its file instead of -"
         raise UsageError("in the job, `up` reads the spec from its file", fix=fix)
     name, needs = subject.plan.name, tuple(_needs(subject, subject.path, request))
-    file = shlex.quote(request.file or f"{name}.sbatch")
     lines = [
         first_line(subject.spec.runtime.slurm),
         f"# {name}: the job of `tfcluster up --backend slurm`, to be submitted by hand:",
         "#",
-        f"#   sbatch {file if file.isprintable() else 'FILE'}",
+        f"#   sbatch {request.file_word(f'{name}.sbatch')}",
         "#",
         f"# Written by `tfcluster export --format sbatch` (tfcluster {__version__}). It needs:",
         *bullets(needs),
@@ -78,10 +76,9 @@ def _options(subject: Subject) -> Iterator[str]:
     yield f"#SBATCH --job-name={plan.name}"
     yield f"#SBATCH --output={plan.name}-%j.log"
     job = submission_of(plan, subject.spec.runtime, Path(plan.name))
-    for option in sbatch_options(job):
-        name = re.match(r"--([a-z-]+)", option)
-        own = name[1] if name and option not in job.runtime.slurm.extra else "extra"
-        yield f"# {_WHY.get(own) or 'runtime.slurm.' + own.replace('-', '_')}"
+    extra = (("extra", option) for option in job.runtime.slurm.extra)
+    for name, option in (*named_options(job).items(), *extra):
+        yield f"# {_WHY.get(name) or 'runtime.slurm.' + name.replace('-', '_')}"
         yield f"#SBATCH {shlex.quote(option)}"
 
 

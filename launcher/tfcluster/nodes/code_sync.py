@@ -99,21 +99,21 @@ def snapshot(
     Raises SetupError for such a link to a file, above 200 MB or 50,000 files, for a glob that
     matches nothing, and if git fails or `workdir` itself cannot be read.
     """
-    listed = list_files(workdir) or _list_without_git(workdir)
+    listed = _list_with_git(workdir) or _list_without_git(workdir)
     secret = {Path(path).resolve() for path in withheld}
     credentials = {name for name in listed.untracked if _is_credential(workdir, name)}
     runs = os.path.relpath(home(), workdir) + "/"
     code = listed.tracked.union(
         name for name in listed.untracked - credentials if not name.startswith(runs)
     )
-    names = {name for name in code if not (secret and (workdir / name).resolve() in secret)}
+    own = {name for name in code if not (secret and (workdir / name).resolve() in secret)}
     unreadable = set(listed.unreadable)
     included = {name for glob in include for name in _match(workdir, glob, unreadable)}
     asked = {above for name in included for above in (name, *map(str, Path(name).parents))}
-    outside = {name for name in names - asked if _leads_out(workdir, name)}
+    outside = {name for name in own - asked if _leads_out(workdir, name)}
     folders = {name for name in outside if (workdir / name).is_dir()}
     _require_inside(workdir, sorted(outside - folders))
-    names = {path for name in names | included for path in _with_links(workdir, name)}
+    names = {path for name in own | included for path in _with_links(workdir, name)}
     files = list[FileToSend]()
     for name in sorted(names):
         try:
@@ -152,12 +152,12 @@ def _require_inside(workdir: Path, links: Sequence[str]) -> None:
 def _is_credential(workdir: Path, name: str) -> bool:
     """Return whether the name, or the target of the link `name`, looks like a credential."""
     path = workdir / name
-    return is_credential(name) or (
-        os.path.islink(path) and is_credential(path.resolve().as_posix().lstrip("/"))
+    return _is_named_like_credential(name) or (
+        os.path.islink(path) and _is_named_like_credential(path.resolve().as_posix().lstrip("/"))
     )
 
 
-def _list_without_git(workdir: Path) -> GitListing:
+def _list_without_git(workdir: Path) -> _Listing:
     """Return all files outside of `_NO_CODE`; raises SetupError."""
     unreadable = set[str]()
     files = frozenset(_walk(workdir, workdir, _NO_CODE, unreadable))
@@ -166,7 +166,7 @@ def _list_without_git(workdir: Path) -> GitListing:
             f"the working directory {workdir} cannot be read",
             fix="make it readable, or set job.workdir to another folder",
         )
-    return GitListing(frozenset(), files, frozenset(unreadable))
+    return _Listing(frozenset(), files, frozenset(unreadable))
 
 
 def _walk(top: Path, workdir: Path, skipped: frozenset[str], unreadable: set[str]) -> Iterator[str]:
@@ -338,7 +338,7 @@ _TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class GitListing:
+class _Listing:
     """Paths below a folder, separated by slashes."""
 
     tracked: frozenset[str]
@@ -347,7 +347,7 @@ class GitListing:
     """Folders that git could not open."""
 
 
-def list_files(workdir: Path) -> GitListing | None:
+def _list_with_git(workdir: Path) -> _Listing | None:
     """Return what git lists below `workdir`, submodules and nested repositories included.
 
     None outside of a repository, and for a folder that its repository ignores. Raises
@@ -359,7 +359,7 @@ def list_files(workdir: Path) -> GitListing | None:
     marks = dict(_list_marked(workdir))
     unreadable = frozenset(name for name, mark in marks.items() if mark == _UNREADABLE)
     untracked = frozenset(name for name, mark in marks.items() if mark == _UNTRACKED)
-    return GitListing(frozenset(marks) - unreadable - untracked, untracked, unreadable)
+    return _Listing(frozenset(marks) - unreadable - untracked, untracked, unreadable)
 
 
 def _list_marked(folder: Path) -> Iterator[tuple[str, bytes]]:
@@ -451,7 +451,7 @@ _CREDENTIAL_PATHS: Final = (".docker/config.json", ".config/gcloud/*", ".hugging
 _NO_CREDENTIALS: Final = ("*.pub", ".env.example", ".env.sample", ".env.template", ".env.dist")
 
 
-def is_credential(path: str) -> bool:
+def _is_named_like_credential(path: str) -> bool:
     """Return whether `path`, below the workdir and with slashes, is named like a credential."""
     *folders, name = path.split("/")
     if not set(_CREDENTIAL_FOLDERS).isdisjoint(folders):

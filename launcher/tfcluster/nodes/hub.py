@@ -20,13 +20,14 @@ from tfcluster.agent import catalogue as msg
 from tfcluster.agent.budgets import Allowance
 from tfcluster.agent.message_fields import shorten
 from tfcluster.agent.protocol import ProtocolError
-from tfcluster.backends import open_nodes
-from tfcluster.backends.base import Nodes, RunContext, Tell, ignore_event
+from tfcluster.backends.base import Nodes, RunContext, Tell, ignore_event, open_nodes
 from tfcluster.kinds import Capabilities
 from tfcluster.node_loss import NodeLoss
-from tfcluster.nodes.remote_folders import RemoteLogs, Site, site_of
+from tfcluster.nodes.remote_logs import RemoteLogs
 from tfcluster.nodes.reports import STEPS, step_of
+from tfcluster.nodes.sites import Site, site_of
 from tfcluster.plans.plan import NodePlan, Plan
+from tfcluster.plans.remote_paths import CACHE
 from tfcluster.rundir import chaos
 from tfcluster.rundir.paths import RunPaths, runtime_dir
 from tfcluster.wire.agent_link import SILENCE_S, AgentLink
@@ -78,7 +79,7 @@ class NodeBorder:
             case msg.PortTaken(task=task):
                 self._check_tasks(report, [task], self._with_ports)
             case msg.NodeUsage(tasks=used):
-                self._check_tasks(report, [one.task for one in used], self._tasks - STEPS)
+                self._check_tasks(report, [usage.task for usage in used], self._tasks - STEPS)
             case msg.TaskMessage(task=task, attempt=attempt):
                 self._check_attempt(report, task, attempt)
             case msg.Unkillable(task=str(task), attempt=attempt):
@@ -110,7 +111,7 @@ class NodeBorder:
 
 
 OpenNodes = Callable[[Sequence[NodePlan], RunContext], Nodes]
-"""`backends.open_nodes`, or another one in tests."""
+"""`backends.base.open_nodes`, or another one in tests."""
 R = TypeVar("R", bound=msg.Report)
 KILL_S = 3.0
 """Time that an agent needs at most, after its lease has ended, to kill what it started."""
@@ -236,11 +237,9 @@ class Hub:
         self._code[name] = self._sites[name].folder(node.workdir)
         clock = asyncio.get_running_loop().time
         plan = self._plan
-        tasks, by_hand = ((), ()) if plan is None else (plan.tasks, plan.by_hand)
-        here, others = (
-            [str(task.id) for task in some if task.node == name] for some in (tasks, by_hand)
-        )
-        border = self._borders.setdefault(name, NodeBorder(here, clock, others))
+        tasks = [str(task.id) for task in (plan.tasks if plan else ()) if task.node == name]
+        by_hand = [str(task.id) for task in (plan.by_hand if plan else ()) if task.node == name]
+        border = self._borders.setdefault(name, NodeBorder(tasks, clock, by_hand))
         self._on_message(name, link.welcome)
         self._background.create_task(self._listen(name, link, border))
 
@@ -403,7 +402,7 @@ class Hub:
             yield (
                 f"{node} may not know that the run is over: its agent ends what still runs there"
                 f" within {self._lease_s:g} s;"
-                f" ~/.cache/tfcluster/nodes/{self._paths.run_id} is not removed"
+                f" {CACHE}/nodes/{self._paths.run_id} is not removed"
             )
         yield from self.leftovers
 

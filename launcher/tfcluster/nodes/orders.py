@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import hashlib
 import json
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -22,32 +23,14 @@ from tfcluster.errors import (
     join_first,
 )
 from tfcluster.nodes.hub import Hub
-from tfcluster.nodes.probe_answers import ProbeAnswer
-from tfcluster.nodes.remote_folders import Site
+from tfcluster.nodes.probed_resources import AssignedResources
 from tfcluster.nodes.reports import PREFLIGHT, PREPARE
-from tfcluster.plans import preloading, remote_paths
-from tfcluster.plans.plan import (
-    Command,
-    EnvVar,
-    Gpu,
-    NodePlan,
-    Plan,
-    TaskId,
-    TaskPlan,
-)
+from tfcluster.nodes.sites import Site
+from tfcluster.plans import remote_paths
+from tfcluster.plans.plan import Command, EnvVar, NodePlan, Plan, TaskId
 from tfcluster.plans.preloading import PreloadPlan, preload_on
-from tfcluster.plans.resources import (
-    EVEN_SHARE,
-    Cores,
-    Share,
-    background_tasks,
-    explain_sharing,
-    gpu_env,
-    shares,
-    thread_env,
-)
 from tfcluster.plans.secrets import MIN_LENGTH
-from tfcluster.plans.tf_config import Attempt, environment, place_of
+from tfcluster.plans.tf_config import SOURCE, Attempt, environment, place_of
 from tfcluster.rundir import chaos
 from tfcluster.rundir.chaos import Fault
 from tfcluster.rundir.task_logs import last_line
@@ -56,97 +39,6 @@ ANSWER_S: Final = 60.0
 """Time after which an agent that has not answered an order counts as broken."""
 SHOWN_AFTER_S: Final = 3.0
 """Time after which `status` shows that an answer is waited for."""
-
-
-@dataclass(frozen=True, slots=True)
-class AssignedResources:
-    """Cores and variables for one task; variables of the plan take precedence."""
-
-    env: tuple[EnvVar, ...]
-    cores: tuple[int, ...] | None
-
-
-def assign_resources(plan: Plan, answer: ProbeAnswer) -> Mapping[TaskId, AssignedResources]:
-    """Divide the cores, threads and GPUs of a probed node among its tasks.
-
-    Empty for a node with one task. Variables that the node's own environment sets are kept; of its
-    CUDA_VISIBLE_DEVICES, as a scheduler sets it, each task gets a part.
-    """
-    by_task, set_by_node = _divide(plan, answer), _set_by_node(plan, answer)
-    if _scheduled_gpus(plan, answer):
-        set_by_node -= {"CUDA_VISIBLE_DEVICES"}
-    peers = sum(task.serves and task.id.job == "worker" for task in plan.tasks)
-    return {
-        name: AssignedResources(
-            _resource_env(plan.task(name), share, set_by_node, peers), share.cores
-        )
-        for name, share in by_task.items()
-    }
-
-
-def explain_shared_gpus(plan: Plan, answer: ProbeAnswer) -> str:
-    """Return why tasks of a probed node see the same GPUs although the spec names none; ""."""
-    by_task = _divide(plan, answer) if plan.resources.gpus is None else {}
-    even = {task: share for task, share in by_task.items() if plan.task(task).gpus is None}
-    if answer.gpu_trouble and any(share.gpus is None for share in even.values()):
-        return f"{join_first(even)} all see every GPU: the GPUs of this node are not known"
-    return explain_sharing(even)
-
-
-def _divide(plan: Plan, answer: ProbeAnswer) -> Mapping[TaskId, Share]:
-    """Return the share of each task of a node that several tasks share."""
-    tasks = shared_nodes(plan).get(answer.node, {})
-    if not tasks or not answer.core_nodes:
-        return {}
-    gpus: Sequence[Gpu] | None = _scheduled_gpus(plan, answer)
-    if not gpus:
-        is_set = "CUDA_VISIBLE_DEVICES" in _set_by_node(plan, answer)
-        gpus = None if answer.gpu_trouble or is_set else range(len(answer.gpus))
-    return shares(
-        list(tasks),
-        plan.resources,
-        cores=Cores(tuple(map(tuple, answer.core_nodes)), answer.core_limit),
-        gpus=gpus if plan.resources.gpus is None else None,
-        task_gpus={task.id: task.gpus for task in tasks.values() if task.gpus is not None},
-        background=background_tasks(list(tasks), is_search=plan.kind == "tuner"),
-    )
-
-
-def shared_nodes(plan: Plan) -> dict[str, dict[TaskId, TaskPlan]]:
-    """Return node → its tasks, for each node with several."""
-    tasks_by_node: dict[str, dict[TaskId, TaskPlan]] = {}
-    for task in plan.tasks:
-        tasks_by_node.setdefault(task.node, {})[task.id] = task
-    return {node: tasks for node, tasks in tasks_by_node.items() if len(tasks) > 1}
-
-
-def _set_by_node(plan: Plan, answer: ProbeAnswer) -> set[str]:
-    """Return the variables that the node's own environment sets, and not the spec."""
-    first = next(task for task in plan.tasks if task.node == answer.node)
-    return set(answer.named) - {var.name for var in first.command.env}
-
-
-def _scheduled_gpus(plan: Plan, answer: ProbeAnswer) -> Sequence[Gpu]:
-    """Return the GPUs in the node's own CUDA_VISIBLE_DEVICES; () if it has none to divide."""
-    is_set = "CUDA_VISIBLE_DEVICES" in _set_by_node(plan, answer)
-    return answer.visible_gpus if is_set else ()
-
-
-def _resource_env(
-    task: TaskPlan, share: Share, set_by_node: Collection[str], peers: int
-) -> tuple[EnvVar, ...]:
-    """Return the variables of a task's share that neither the spec nor the node sets."""
-    by_source = {
-        EVEN_SHARE: thread_env(share.threads or 1, serving_peers=peers),
-        "resources.gpus": gpu_env(share.gpus, shared=share.gpu_is_shared),
-    }
-    known = {*set_by_node, *(var.name for var in task.command.env)}
-    return tuple(
-        EnvVar(name, value, source)
-        for source, values in by_source.items()
-        for name, value in values.items()
-        if name not in known
-    )
 
 
 PORT_REPLIES: Final = (msg.PortsHeld, msg.PortTaken)
@@ -165,17 +57,6 @@ def hold_ports(plan: Plan, node: str) -> msg.HoldPorts:
     return msg.HoldPorts(ports=ports, among=among, interface=plan.interface)
 
 
-def interface_error(plan: Plan, node: str, held: msg.PortsHeld) -> SetupError | None:
-    """Return the error for a node without the interface that the spec names."""
-    if plan.interface is None or held.host is not None:
-        return None
-    return SetupError(
-        f"{node} has no interface or address {plan.interface}; it has"
-        f" {join_first(held.interfaces or ()) or 'none'}",
-        fix="set runtime.interface to one that all nodes have, or leave it out",
-    )
-
-
 def at_interface(plan: Plan, hub: Hub, nodes: Iterable[str]) -> Plan:
     """Return the plan with the nodes' addresses on the interface that the spec names.
 
@@ -185,10 +66,15 @@ def at_interface(plan: Plan, hub: Hub, nodes: Iterable[str]) -> Plan:
     for node in nodes:
         if (held := hub.answer(node, msg.PortsHeld)) is None:
             continue
-        if (error := interface_error(plan, node, held)) is not None:
-            raise error
         if held.host is not None:
             hosts[node] = held.host
+        elif plan.interface is not None:
+            interfaces = join_first(held.interfaces or ()) or "none"
+            raise SetupError(
+                f"has no interface or address {plan.interface}; it has {interfaces}",
+                fix="set runtime.interface to one that all nodes have, or leave it out",
+                node=node,
+            )
     return plan.at(hosts)
 
 
@@ -243,8 +129,9 @@ def start(
             holds_ports=holds_ports,
             has_cluster=False,
         )
-        extra += tuple(EnvVar(name, value, "tfcluster") for name, value in proxy_env.items())
-        extra += chaos.environment(task.command, faults, task.id, attempt.number)
+        extra += tuple(EnvVar(name, value, SOURCE) for name, value in proxy_env.items())
+        if faults:
+            extra += chaos.environment(task.command, faults, task.id, attempt.number)
         share = assigned.get(task.id, AssignedResources((), task.cores))
         log, command = paths.task_log(task.id, attempt.number), site.command(task.command)
         order = _task_order(str(task.id), command, log, share.env + extra)
@@ -258,14 +145,20 @@ def start(
 
 def preload(imports: PreloadPlan, node: NodePlan, site: Site) -> msg.Preload:
     """Have the node's agent start the process that imports for its tasks."""
-    warm = node.warm.key if node.warm is not None else None
-    return preloading.order(site.command(imports.command), site.run_id, warm=warm)
+    command, warm = site.command(imports.command), node.warm and node.warm.key
+    # The clean-up after this run must not find a preloader that also serves other runs.
+    mark = {"TFCLUSTER_WARM": warm} if warm else {"TFCLUSTER_RUN_ID": site.run_id}
+    env = {var.name: var.value for var in command.env} | mark
+    process = msg.Process(argv=command.argv, env=env, unset=command.unset)
+    text = json.dumps([[*command.argv], env, [*command.unset]], sort_keys=True)
+    key = hashlib.sha256(text.encode()).hexdigest()[:16]
+    return msg.Preload(key=warm or key, process=process)
 
 
 def start_prepare(command: Command, site: Site) -> msg.Start:
     """Run a node's prepare step, as attempt 0."""
-    extra = (EnvVar("TFCLUSTER_RUN_ID", site.run_id, "tfcluster"),)
-    log = site.paths.prepare_log(site.node)
+    extra = (EnvVar("TFCLUSTER_RUN_ID", site.run_id, SOURCE),)
+    log = site.paths.step_log(PREPARE, site.node)
     order = _task_order(PREPARE, site.command(command), log, extra)
     return msg.Start(attempt=0, tasks=[order])
 
@@ -286,19 +179,17 @@ def start_probe(
     `step`: `PREFLIGHT`, with the tasks' variables, or `LINKS`, which only dials the tasks of other
     nodes. `digest`: that of the bundle, which holds the module on a remote node.
     """
-    interpreter, like = plan.node(site.node).interpreter, Command((), (), "/")
+    like = Command((), (), "/")
     if step == PREFLIGHT:
         like = next(task.command for task in plan.tasks if task.node == site.node)
         workers = None if site.is_remote else str(bundle.workers_folder().parent)
         order = {**order, "workers": workers}
-    python = interpreter.path if interpreter is not None else "python3"
     script = str(probe.__file__)
     if site.is_remote:
         file = "tfcluster/agent/node/probe.py"
         script = f"{remote_paths.CACHE}/bundles/{digest}/agent/{file}"
-    command = site.command(
-        dataclasses.replace(like, argv=(python, script, json.dumps(order)), cwd="/")
-    )
+    argv = (plan.node(site.node).python, script, json.dumps(order))
+    command = site.command(dataclasses.replace(like, argv=argv, cwd="/"))
     log = site.paths.step_log(step, site.node)
     return msg.Start(attempt=0, tasks=[_task_order(step, command, log, ())])
 
@@ -342,11 +233,6 @@ class Until(Protocol):
         ...
 
 
-def never(node: str) -> bool:
-    """Return False: the default for `is_lost`."""
-    return False
-
-
 @dataclass(frozen=True, slots=True)
 class Answers:
     """A wait for answers of the agents that `hub` reaches."""
@@ -363,7 +249,7 @@ class Answers:
         what: str,
         step: str | None = None,
         work_s: float | None = 0.0,
-        is_lost: Callable[[str], bool] = never,
+        is_lost: Callable[[str], bool] = lambda node: False,
     ) -> None:
         """Wait like `missing`; raise NodeLostError if a node has not answered in time."""
         if silent := await self.missing(
@@ -381,7 +267,7 @@ class Answers:
         what: str,
         step: str | None = None,
         work_s: float | None = 0.0,
-        is_lost: Callable[[str], bool] = never,
+        is_lost: Callable[[str], bool] = lambda node: False,
     ) -> list[str]:
         """Wait for a message of one of `kinds` from all `nodes`; return the nodes without one.
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from tfcluster.agent import foreign_json
-from tfcluster.nodes.remote_folders import Site
+from tfcluster.nodes.sites import Site
 from tfcluster.plans.plan import Command, Gpu, Plan
 from tfcluster.supervision.task_network import DialPlan
 from tfcluster.typed_json import from_json
@@ -31,6 +31,8 @@ class ProbeAnswer:
     not_listening: Sequence[tuple[int, str]] = ()
     unreachable: Sequence[tuple[str, str, str, int, str]] = ()
     """(node, task, host, port, why)."""
+    wrong_names: Sequence[str] = ()
+    """The hosts among these that the node cannot look up, or takes for itself."""
     gpu_trouble: str = ""
     """The reason why the GPUs are not known; empty if they are."""
     executable: str = ""
@@ -60,7 +62,7 @@ class ProbeAnswer:
     """Number of other nodes' tasks that it dialled: in a large run not all, see `DialPlan`."""
 
 
-def order_for(
+def probe_order(
     plan: Plan, site: Site, dials: DialPlan, *, deep: bool = False, shared: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Return the order for the probe of a node; see `agent.node.probe`.
@@ -120,7 +122,7 @@ def script_of(command: Command) -> str | None:
     return next((word for word in command.argv[1:4] if word.startswith(below)), None)
 
 
-def read(line: str, *, now: float, ports: Sequence[int] = (), peers: int = 0) -> ProbeAnswer:
+def read_answer(line: str, *, now: float, ports: Sequence[int] = (), peers: int = 0) -> ProbeAnswer:
     """Read a probe's answer from its output; `now`: the time at which the line arrived.
 
     `ports` and `peers` are copied into the answer. Raises ValueError for anything else.

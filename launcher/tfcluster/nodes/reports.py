@@ -1,30 +1,26 @@
 """The reports of agents and tasks: which event each one is, and how many a run takes.
 
-No other place knows both the messages and the events. `ReportFilter` leaves out what is invalid or
-too much, since anything in a task can send a report.
+`ReportFilter` leaves out what is invalid or too much, since anything in a task can send a report.
 """
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
 from tfcluster.agent import budgets
 from tfcluster.agent import catalogue as msg
 from tfcluster.agent.message_fields import Event, parse, replace
-from tfcluster.agent.tasks.host_network_spawner import PREPARE as PREPARE
 from tfcluster.errors import signal_name
 from tfcluster.node_loss import NodeLoss
 from tfcluster.plans.plan import TaskId
 from tfcluster.rundir import chaos
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.chaos import Fault
-from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.snapshot import RunSnapshot
-from tfcluster.supervision.gang import Gang
 from tfcluster.wire.messages import LinkBack, LinkCut
 
+PREPARE = msg.PREPARE
 PREFLIGHT = "preflight"
 """The name of the probe before the start."""
 LINKS = "links"
@@ -215,14 +211,3 @@ class ReportFilter:
             limit = f"{budgets.TRIALS:,}"
             self._tell(f"the search has more than {limit} trials: its own folder lists the rest")
         return False
-
-
-def last_output(paths: RunPaths, gang: Gang, now: float) -> float:
-    """Return when a running task last wrote to its log, on the clock that shows `now`; or 0."""
-    newest = 0.0
-    for member in gang.running():
-        try:
-            newest = max(newest, paths.task_log(member.id, member.attempt).stat().st_mtime)
-        except OSError:
-            continue
-    return now - max(0.0, time.time() - newest) if newest else 0.0

@@ -24,14 +24,14 @@ from tfcluster.checkpoints.completeness import CheckpointKind, Entry
 from tfcluster.checkpoints.copying import NOT_AS_GATHERED, Source, SourceChangedError, Stopped, scan
 from tfcluster.checkpoints.store import Gathered, name_checkpoints, newest_of
 from tfcluster.nodes.hub import Hub
-from tfcluster.nodes.remote_folders import Site
+from tfcluster.nodes.sites import Site
 from tfcluster.plans.plan import Plan, TaskId
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.wire.file_transfer import FilesStalledError, RemoteFiles, RemoteFilesError
 from tfcluster.wire.file_trees import FileToSend, announce
 from tfcluster.wire.remote_source import RemoteSource, is_same, only_grows
 
-KEPT_FOR_READERS = 5
+_KEPT_FOR_READERS = 5
 """The number of checkpoints that stay for a slow evaluator, however few the store keeps."""
 
 
@@ -41,15 +41,20 @@ def files_to_send(folder: Path, state: Sequence[Gathered]) -> list[FileToSend]:
     `folder`: an empty folder on the store's disk, where hard links keep the files while they are
     sent.
     """
-    found: dict[str, FileToSend] = {}
+    return [*_kept_files(folder, state), *_names(folder / "names", state)]
+
+
+def _kept_files(folder: Path, state: Sequence[Gathered]) -> list[FileToSend]:
+    """Return the files of the checkpoints in `state`, for `files_to_send`."""
+    files: dict[str, FileToSend] = {}
     for gathered in state:
         digests = dict(zip(gathered.checkpoint.files, gathered.digests, strict=True))
         for entry in gathered.checkpoint.all_files:
-            kept = folder / str(len(found))
+            kept = folder / str(len(files))
             _keep(gathered, entry, kept)
             known = digests.get(entry)
-            found[entry.path] = FileToSend(entry.path, kept, mtime_ns=entry.mtime_ns, sha512=known)
-    return [*found.values(), *_names(folder / "names", state)]
+            files[entry.path] = FileToSend(entry.path, kept, mtime_ns=entry.mtime_ns, sha512=known)
+    return list(files.values())
 
 
 def _keep(gathered: Gathered, entry: Entry, kept: Path) -> None:
@@ -193,7 +198,7 @@ class Follower:
         present = await self.target.paths()
         placed = [g for g in self._placed if {e.path for e in g.checkpoint.files} <= present]
         placed += new
-        kept = {g.checkpoint for g in (*held, *placed[-KEPT_FOR_READERS:])}
+        kept = {g.checkpoint for g in (*held, *placed[-_KEPT_FOR_READERS:])}
         staying = [g for g in placed if g.checkpoint in kept]
         dropped = [g for g in placed if g.checkpoint not in kept]
         with tempfile.TemporaryDirectory(
@@ -211,10 +216,7 @@ def _files_of(
     folder: Path, new: Sequence[Gathered], staying: Sequence[Gathered]
 ) -> list[FileToSend]:
     """Return the files of the `new` checkpoints, and last those that name all `staying`."""
-    files = folder / "files"
-    files.mkdir()
-    sent = [file for file in files_to_send(files, new) if PurePath(file.path).name != "checkpoint"]
-    return [*sent, *_names(folder / "names", staying)]
+    return [*_kept_files(folder, new), *_names(folder / "names", staying)]
 
 
 _RATE = 50e6
@@ -319,8 +321,8 @@ class TaskFolders:
 
     def _fetch_node_tensorboard(self, site: Site, stopped: Stopped) -> str:
         """Copy the files of all tasks of a node after one listing; return why one failed, or ""."""
-        rate, why = _TENSORBOARD_RATE, ""
-        source = self._source(site.node, site.paths.curves, rate)
+        why = ""
+        source = self._source(site.node, site.paths.curves, _TENSORBOARD_RATE)
         folders = {task.id.file_name for task in self._plan.tasks if task.node == site.node}
         for entry in source.scan(stopped=stopped):
             if PurePosixPath(entry.path).parts[0] in folders:

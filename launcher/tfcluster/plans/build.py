@@ -12,28 +12,18 @@ from tfcluster.kinds import BackendKind
 from tfcluster.plans import command, preloading, remote_paths, secrets
 from tfcluster.plans.context import LOCAL, PlacedTask, PlanContext
 from tfcluster.plans.environment import UNSET, Variables
+from tfcluster.plans.job_facts import has_hooks, needs_tensorflow, runs_python, strategy_name
 from tfcluster.plans.keras_settings import (
-    SWITCH,
-    TESTED,
     changed_settings,
-    fails_with_keras_3,
-    has_hooks,
     has_keras_3,
-    install_tf_keras,
-    is_newer,
-    is_patched,
-    may_patch,
-    needs_tensorflow,
-    strategy_name,
-    wants_keras_2,
+    keras_notes,
     with_inherited_switch,
 )
-from tfcluster.plans.placement import by_machine, by_node, container, find_task_gpus, renumber_gpus
+from tfcluster.plans.placement import by_machine, by_node, container, find_task_gpus
 from tfcluster.plans.plan import (
     CheckpointPlan,
     Command,
-    Interpreter,
-    Network,
+    NetworkMode,
     NodePlan,
     Plan,
     Resources,
@@ -41,7 +31,7 @@ from tfcluster.plans.plan import (
     TaskId,
     TaskPlan,
 )
-from tfcluster.plans.resources import Share, background_tasks, explain_sharing, shares
+from tfcluster.plans.resources import Share, background_tasks, explain_sharing, share_machine
 
 if TYPE_CHECKING:
     from tfcluster.plans.command import Program
@@ -49,9 +39,6 @@ if TYPE_CHECKING:
     from tfcluster.spec.model import ClusterSpec
 
 T = TypeVar("T", CheckpointPlan, Resources, Supervision)
-_KERAS_3_FAILS = (
-    "Keras 3 fails under MultiWorkerMirroredStrategy with 2 or more workers (keras#20585)"
-)
 
 
 def make_plan(
@@ -126,20 +113,19 @@ class _PlanBuilder:
         return any(backend.uses_host_network and not backend.shares_filesystem for backend in used)
 
     def nodes(self) -> Iterator[NodePlan]:
-        programs = command.programs(self.spec.job)
-        runs_python = any(program.has_hooks for program in programs)
+        needs_python = runs_python(self.spec)
         for name, tasks in by_node(self.context.tasks).items():
-            first, made = tasks[0], None
+            first, in_container = tasks[0], None
             if first.kind.capabilities.has_image:
-                made = container(self.spec, self.context, first, self.shares[first.id])
+                in_container = container(self.spec, self.context, first, self.shares[first.id])
             yield NodePlan(
                 name=name,
                 backend=first.backend,
-                interpreter=self.context.interpreters.get(name) if runs_python else None,
+                interpreter=self.context.interpreters.get(name) if needs_python else None,
                 workdir=self._workdir(name),
                 network=_network(self.spec, first.kind),
                 destination=self._destination(first),
-                container=made,
+                container=in_container,
                 wrap=tuple(self.spec.runtime.wrap),
             )
 
@@ -148,8 +134,8 @@ class _PlanBuilder:
         for placed in self.context.tasks:
             share, job = self.shares[placed.id], placed.id.job
             program = command.find_program(self.spec.job, placed.id)
-            if placed.kind.capabilities.has_one_task:
-                share = renumber_gpus(share)
+            if placed.kind.capabilities.has_one_task and share.gpus is not None:
+                share = replace(share, gpus=tuple(range(len(share.gpus))))  # counted from 0 inside
             yield TaskPlan(
                 id=placed.id,
                 node=placed.node,
@@ -222,7 +208,7 @@ class _PlanBuilder:
         return python.path if python is not None else "python3"
 
 
-def _network(spec: ClusterSpec, kind: BackendKind) -> Network:
+def _network(spec: ClusterSpec, kind: BackendKind) -> NetworkMode:
     written = spec.runtime.network
     if kind.capabilities.simulates_network or not isinstance(written, str):
         return "simulated"
@@ -234,7 +220,7 @@ def _shares(spec: ClusterSpec, context: PlanContext) -> Iterator[tuple[TaskId, S
     for tasks in by_machine(context.tasks):
         is_local = context.is_here(tasks[0].backend)
         ids = [placed.id for placed in tasks]
-        of_machine = shares(
+        of_machine = share_machine(
             ids,
             _section(Resources, spec.resources),
             cores=context.cores if is_local else None,
@@ -273,7 +259,7 @@ def _find_notes(spec: ClusterSpec, plan: Plan, context: PlanContext) -> Iterator
     for node in plan.nodes:
         if node.interpreter is not None and has_keras_3(node.interpreter):
             inherited = with_inherited_switch(spec, node.name, context)
-            yield from _keras_notes(inherited, node.interpreter, imports_keras=imports_keras)
+            yield from keras_notes(inherited, node.interpreter, imports_keras=imports_keras)
     if spec.resources.memory is not None and not plan.images:
         yield "resources.memory has no effect without containers (--backend docker)"
     is_local = any(context.is_here(node.backend) for node in plan.nodes)
@@ -303,43 +289,3 @@ def _find_notes(spec: ClusterSpec, plan: Plan, context: PlanContext) -> Iterator
             "communication AUTO uses RING over gRPC even on GPUs: "
             "--set strategy.communication=NCCL is faster there"
         )
-
-
-def _keras_notes(spec: ClusterSpec, python: Interpreter, *, imports_keras: bool) -> Iterator[str]:
-    fails = fails_with_keras_3(spec) and not is_patched(spec, python)
-    if not wants_keras_2(spec, python):
-        if fails and spec.keras.version == "3":
-            reason = _why_not_patched(spec, python)
-            yield f"{_KERAS_3_FAILS}, {reason}, but keras.version is 3"
-        elif fails_with_keras_3(spec) and is_newer(python.packages.get("keras", "")):
-            yield (
-                f"Keras {python.packages['keras']} is newer than {TESTED[1]}, the newest that the"
-                " patch for several workers was tested with: a task refuses it before its first"
-                " step if the patch does not fit"
-            )
-        return
-    if imports_keras and fails:
-        # TF_USE_LEGACY_KERAS changes tf.keras only (tensorflow/python/util/lazy_loader.py).
-        fix = "write `import tf_keras as keras`, or use tf.keras"
-        yield f"{_KERAS_3_FAILS}, {_why_not_patched(spec, python)}: {fix}"
-    elif version := python.packages.get("tf-keras"):
-        yield f"{_why_keras_2(spec, python)}: tf_keras {version} is used"
-    elif fails:
-        fix = f"leave `hooks` on, or {install_tf_keras(python)}"
-        yield f"{_KERAS_3_FAILS}, {_why_not_patched(spec, python)}: {fix}"
-
-
-def _why_keras_2(spec: ClusterSpec, python: Interpreter) -> str:
-    if spec.keras.version == "2":
-        return "keras.version is 2"
-    if fails_with_keras_3(spec):
-        return f"{_KERAS_3_FAILS}, {_why_not_patched(spec, python)}"
-    return "Keras 3 does not support ParameterServerStrategy"
-
-
-def _why_not_patched(spec: ClusterSpec, python: Interpreter) -> str:
-    if not has_hooks(spec):
-        return "and without hooks it cannot be patched"
-    if not may_patch(spec):
-        return f"and {SWITCH} is off"
-    return f"and {python.packages.get('keras', 'this release')} cannot be patched"

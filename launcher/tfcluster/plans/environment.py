@@ -8,22 +8,17 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 from tfcluster.errors import Problem, SpecError, UsageError
-from tfcluster.plans import placement, tf_config
+from tfcluster.plans import placement
 from tfcluster.plans.command import find_program, python_path
 from tfcluster.plans.context import LOCAL, PlacedTask, PlanContext
-from tfcluster.plans.keras_settings import (
-    find_data_dir,
-    has_hooks,
-    settings_json,
-    strategy_name,
-    uses_legacy_keras,
-    with_inherited_switch,
-)
+from tfcluster.plans.job_facts import find_data_dir, has_hooks, strategy_name
+from tfcluster.plans.keras_settings import settings_json, uses_legacy_keras, with_inherited_switch
 from tfcluster.plans.placement import hosts_of
 from tfcluster.plans.plan import EnvVar
 from tfcluster.plans.resources import EVEN_SHARE, GIVEN_GPUS, Share, gpu_env, thread_env
 from tfcluster.plans.secrets import is_secret
 from tfcluster.plans.tf_config import SOURCE
+from tfcluster.spec import TUNER_VARIABLES
 
 if TYPE_CHECKING:
     from tfcluster.spec.model import ClusterSpec
@@ -31,7 +26,7 @@ if TYPE_CHECKING:
 
 UNSET: Final = (
     "TF_CONFIG",
-    *tf_config.VARIABLES,
+    *TUNER_VARIABLES,
     "TFCLUSTER_RESTORED_STEP",
     "TFCLUSTER_EVENTS_FD",
     "TFCLUSTER_SETTINGS",
@@ -39,8 +34,6 @@ UNSET: Final = (
 )
 """Variables that a task never inherits: they belong to another cluster or another run."""
 
-FROM_LAUNCHER: Final = ", the launcher's value"
-"""The end of the source of a variable that is taken from the launcher's environment."""
 _PROXIES: Final = ("grpc_proxy", "https_proxy", "http_proxy", "HTTPS_PROXY", "HTTP_PROXY")
 
 
@@ -90,12 +83,13 @@ def resolve(
     variables: dict[str, EnvVar] = {}
     for layer in layers:
         for name, value in layer.values.items():
-            source = layer.source
             is_hidden = is_secret(name, named=secrets, shown=not_secret)
-            if value is None:
-                value = _take_from_launcher(name, launcher, field=source, is_secret=is_hidden)
-                source = f"{source}{FROM_LAUNCHER}"
-            variables[name] = EnvVar(name, value, source, secret=is_hidden)
+            if value is not None:
+                variables[name] = EnvVar(name, value, layer.source, secret=is_hidden)
+                continue
+            value = _take_from_launcher(name, launcher, field=layer.source, is_secret=is_hidden)
+            source = f"{layer.source}, the launcher's value"
+            variables[name] = EnvVar(name, value, source, secret=is_hidden, from_launcher=True)
     return variables
 
 

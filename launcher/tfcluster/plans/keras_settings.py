@@ -7,12 +7,12 @@ cannot, tasks get tf_keras (TF_USE_LEGACY_KERAS).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from tfcluster.agent import foreign_json
-from tfcluster.plans.command import FUNCTION_MODULE, programs
 from tfcluster.plans.context import LOCAL, PlanContext
+from tfcluster.plans.job_facts import default_strategy, has_hooks, strategy_name
 from tfcluster.plans.plan import Interpreter
 
 if TYPE_CHECKING:
@@ -20,42 +20,12 @@ if TYPE_CHECKING:
     from tfcluster.spec.model import ClusterSpec
 
 
-_TENSORFLOW: Final = frozenset({"tensorflow", "tf_keras", "tensorflow_datasets"})
-
-
-def strategy_name(spec: ClusterSpec) -> str:
-    """Return the spec's strategy, or the default for the cluster's jobs."""
-    return spec.strategy.name or _default_strategy(spec)
-
-
-def _default_strategy(spec: ClusterSpec) -> str:
-    if spec.job.kind == "tuner":
-        return "default"  # every tuner trains its trials alone
-    return "parameter_server" if spec.cluster.get("ps") else "multi_worker_mirrored"
-
-
-def has_hooks(spec: ClusterSpec) -> bool:
-    """Return whether tasks start through `tfcluster_workers.boot`, except those with a command."""
-    return spec.job.hooks == "auto" and any(program.has_hooks for program in programs(spec.job))
-
-
-def needs_tensorflow(spec: ClusterSpec, context: PlanContext) -> bool:
-    """Return whether the job imports TensorFlow for certain; a valid job may never import it."""
-    all_programs = programs(spec.job)
-    if not any(program.has_hooks for program in all_programs):
-        return False
-    modules = {program.module or "" for program in all_programs} - {FUNCTION_MODULE}
-    if any(module.startswith("tfcluster_workers.") for module in modules):
-        return True
-    return bool(context.packages & _TENSORFLOW)
-
-
 def changed_settings(spec: ClusterSpec) -> dict[str, object]:
     """Return the settings that differ from their default; one that no task reads is reported."""
     name = spec.strategy.name
     values: dict[str, Any] = {
         # A script creates the default strategy anyway; with ps the name is for tfcluster itself.
-        "strategy": None if name == _default_strategy(spec) or "ps" in spec.cluster else name,
+        "strategy": None if name == default_strategy(spec) or "ps" in spec.cluster else name,
         "communication": spec.strategy.communication,
         "bytes_per_pack": spec.strategy.bytes_per_pack,
         "collective_timeout_s": spec.strategy.collective_timeout_s,
@@ -97,18 +67,16 @@ def keras_patch(env: Iterable[EnvVar], *, is_hooked: bool) -> KerasPatch:
     return "off" if settings_in(env).get("keras_patch") == "off" else "on"
 
 
-def find_data_dir(spec: ClusterSpec, host: str) -> tuple[str, str] | None:
-    """Return the data folder for tasks of `host` and the field that sets it, or None."""
-    folder, field = spec.runtime.of_host(host, "data_dir")
-    return (folder, ".".join(field)) if folder is not None else None
-
-
 TESTED: Final = ("3.3.0", "3.15.1")
 """First and last release of Keras that the patch was tested with, as in `keras3.release`."""
 
 SWITCH: Final = "TFCLUSTER_KERAS3_SHIM"
 """The variable that leaves Keras 3 unpatched if `off`, the same as `keras3.SWITCH` of the workers.
 """
+
+_KERAS_3_FAILS = (
+    "Keras 3 fails under MultiWorkerMirroredStrategy with 2 or more workers (keras#20585)"
+)
 
 
 def with_inherited_switch(spec: ClusterSpec, node: str, context: PlanContext) -> ClusterSpec:
@@ -154,7 +122,7 @@ def is_switched_off(spec: ClusterSpec) -> bool:
     return str(spec.job.env.get(SWITCH) or "").lower() in {"off", "0", "false", "no"}
 
 
-def needs_patching(spec: ClusterSpec, python: Interpreter) -> bool:
+def cannot_be_patched(spec: ClusterSpec, python: Interpreter) -> bool:
     """Return whether `fit` would raise an error: a Keras 3 that the hooks cannot patch."""
     if "keras" not in python.packages or spec.keras.version == "2" or spec.job.kind == "plain":
         return False
@@ -186,6 +154,47 @@ def install_tf_keras(python: Interpreter) -> str:
     """Return the command that installs the tf-keras for this Python's TensorFlow."""
     minor = ".".join(python.packages["tensorflow"].split(".")[:2])
     return f"{python.path} -m pip install 'tf-keras~={minor}.0'"
+
+
+def keras_notes(spec: ClusterSpec, python: Interpreter, *, imports_keras: bool) -> Iterator[str]:
+    """Yield the sentences to show about the Keras of tasks that this Python runs."""
+    fails = fails_with_keras_3(spec) and not is_patched(spec, python)
+    if not wants_keras_2(spec, python):
+        if fails and spec.keras.version == "3":
+            reason = _why_not_patched(spec, python)
+            yield f"{_KERAS_3_FAILS}, {reason}, but keras.version is 3"
+        elif fails_with_keras_3(spec) and is_newer(python.packages.get("keras", "")):
+            yield (
+                f"Keras {python.packages['keras']} is newer than {TESTED[1]}, the newest that the"
+                " patch for several workers was tested with: a task refuses it before its first"
+                " step if the patch does not fit"
+            )
+        return
+    if imports_keras and fails:
+        # TF_USE_LEGACY_KERAS changes tf.keras only (tensorflow/python/util/lazy_loader.py).
+        fix = "write `import tf_keras as keras`, or use tf.keras"
+        yield f"{_KERAS_3_FAILS}, {_why_not_patched(spec, python)}: {fix}"
+    elif version := python.packages.get("tf-keras"):
+        yield f"{_why_keras_2(spec, python)}: tf_keras {version} is used"
+    elif fails:
+        fix = f"leave `hooks` on, or {install_tf_keras(python)}"
+        yield f"{_KERAS_3_FAILS}, {_why_not_patched(spec, python)}: {fix}"
+
+
+def _why_keras_2(spec: ClusterSpec, python: Interpreter) -> str:
+    if spec.keras.version == "2":
+        return "keras.version is 2"
+    if fails_with_keras_3(spec):
+        return f"{_KERAS_3_FAILS}, {_why_not_patched(spec, python)}"
+    return "Keras 3 does not support ParameterServerStrategy"
+
+
+def _why_not_patched(spec: ClusterSpec, python: Interpreter) -> str:
+    if not has_hooks(spec):
+        return "and without hooks it cannot be patched"
+    if not may_patch(spec):
+        return f"and {SWITCH} is off"
+    return f"and {python.packages.get('keras', 'this release')} cannot be patched"
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from tfcluster import kinds
 from tfcluster.errors import SetupError, UsageError, join_first
 from tfcluster.plans import command
 from tfcluster.plans.context import LOCAL, PlacedTask, PlanContext
-from tfcluster.plans.keras_settings import find_data_dir
+from tfcluster.plans.job_facts import find_data_dir
 from tfcluster.plans.plan import Container, Gpus, Plan, TaskId
 from tfcluster.plans.resources import Share
 from tfcluster.spec import JOBS
@@ -102,11 +102,6 @@ def container(spec: ClusterSpec, context: PlanContext, task: PlacedTask, share: 
     )
 
 
-def renumber_gpus(share: Share) -> Share:
-    """Return `share` as a task in a container sees it, where GPUs are numbered from 0."""
-    return share if share.gpus is None else replace(share, gpus=tuple(range(len(share.gpus))))
-
-
 def resolve_mount(path: str, context: PlanContext) -> str:
     """Return the absolute path of a folder of the spec: containers mount no others."""
     return command.resolve_storage(path, context.spec_dir, context.environ)
@@ -147,7 +142,7 @@ def keep_tasks(plan: Plan, tasks: Collection[TaskId]) -> Plan:
 
     Raises UsageError if a port is chosen at the start: the other machines would not learn it.
     """
-    if unknown := _ports_to_choose(plan):
+    if unknown := plan.without_port:
         message = f"join needs fixed ports in the spec: none for {join_first(unknown)}"
         raise UsageError(message, fix=_FIXED_PORTS_FIX)
     return replace(_split(plan, tasks), joins=True)
@@ -162,8 +157,10 @@ def exclude_tasks(plan: Plan, tasks: Collection[TaskId]) -> Plan:
     excluded = tuple(task for task in plan.tasks if task.id in tasks)
     if not remaining:
         raise UsageError("--except leaves no task to start", fix="name fewer tasks")
-    if made := [task for task in excluded if plan.node(task.node).capabilities.makes_nodes]:
-        backend = plan.node(made[0].node).backend
+    if in_made_nodes := [
+        task for task in excluded if plan.node(task.node).capabilities.makes_nodes
+    ]:
+        backend = plan.node(in_made_nodes[0].node).backend
         raise UsageError(
             f"--except: {backend} makes the nodes, so no task can be started by hand",
             fix="run the tasks on this machine: --backend local",
@@ -172,7 +169,7 @@ def exclude_tasks(plan: Plan, tasks: Collection[TaskId]) -> Plan:
     nodes = {node.name for node in reduced.nodes}
     # Our agent holds a port for a task of its own node; it can only do so on this machine.
     without_agent = [t.id for t in excluded if t.node not in nodes or t.node != LOCAL]
-    if without_agent and (unknown := _ports_to_choose(plan)):
+    if without_agent and (unknown := plan.without_port):
         raise UsageError(
             f"--except {without_agent[0]} needs fixed ports in the spec: none for"
             f" {join_first(unknown)}",
@@ -199,10 +196,6 @@ def _split(plan: Plan, tasks: Collection[TaskId]) -> Plan:
         prepare={node: step for node, step in plan.prepare.items() if node in nodes},
         supervision=replace(plan.supervision, min_workers=None),
     )
-
-
-def _ports_to_choose(plan: Plan) -> list[str]:
-    return [str(task.id) for task in plan.listening if task.port == 0]
 
 
 def _mount(path: str | None, context: PlanContext) -> str | None:

@@ -15,7 +15,7 @@ from tfcluster.spec import JOBS
 from tfcluster.typed_json import ONLY_IF_SET, from_json, object_to_json
 
 JobKind = Literal["training", "tuner", "plain"]
-Network = Literal["host", "private", "simulated"]
+NetworkMode = Literal["host", "private", "simulated"]
 
 MASK: Final = "********"
 """The text that hides a secret."""
@@ -36,6 +36,11 @@ class TaskId:
     def file_name(self) -> str:
         """The task's name without a colon, for file names: ``worker-1``."""
         return f"{self.job}-{self.index}"
+
+    @property
+    def trains(self) -> bool:
+        """True if its job trains the model: a chief's or a worker's."""
+        return self.job in ("chief", "worker")
 
     @classmethod
     def parse(cls, text: str) -> TaskId:
@@ -65,6 +70,8 @@ class EnvVar:
     origin: Literal["tfcluster", "data_dir"] | None = field(default=None, metadata=ONLY_IF_SET)
     """The origin of a value with paths of the node, whose home and folders are filled in there;
     None: the value is the user's own, and is never changed."""
+    from_launcher: bool = field(default=False, metadata=ONLY_IF_SET)
+    """True if the spec takes the value from the launcher's environment."""
 
     @property
     def shown(self) -> str:
@@ -144,7 +151,7 @@ class NodePlan:
     interpreter: Interpreter | None
     """The Python of its tasks; None for a `command` job, and if only the node knows it."""
     workdir: str
-    network: Network = "host"
+    network: NetworkMode = "host"
     """``private``: its tasks have their own network, with loopback only; ``simulated``: they reach
     the run's other nodes, too."""
     destination: str | None = None
@@ -339,6 +346,11 @@ class Plan:
             return self.tasks
         # Tuners connect to their chief only, the oracle.
         return tuple(t for t in self.tasks if self.kind == "tuner" and t.id.job == "chief")
+
+    @property
+    def without_port(self) -> list[TaskId]:
+        """The tasks whose ports others must know and which are chosen at the start."""
+        return [task.id for task in self.listening if task.port == 0]
 
     @cached_property
     def cut_off(self) -> frozenset[str]:

@@ -6,15 +6,12 @@ the same for it, and its script must not set any of them before it imports the m
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from tfcluster.agent import catalogue as msg
 from tfcluster.plans.imports import UNKNOWN, Code
-from tfcluster.plans.keras_settings import has_hooks
+from tfcluster.plans.job_facts import has_hooks
 from tfcluster.plans.plan import Command, Plan, TaskPlan
 
 if TYPE_CHECKING:
@@ -149,20 +146,6 @@ def _make_preload(tasks: Sequence[TaskPlan], names: tuple[str, ...]) -> PreloadP
         replace(command, argv=(*command.argv[:2], "preload", *names), env=env),
         frozenset(str(task.id) for task in forks),
     )
-
-
-def order(command: Command, run_id: str, *, warm: str | None = None) -> msg.Preload:
-    """Return the order that starts a preloader by `command`, with the paths of its node.
-
-    `warm`: the key of a preloader that also serves other runs; the clean-up after this run must
-    not find it.
-    """
-    mark, value = ("TFCLUSTER_RUN_ID", run_id) if warm is None else ("TFCLUSTER_WARM", warm)
-    env = {var.name: var.value for var in command.env} | {mark: value}
-    process = msg.Process(argv=command.argv, env=env, unset=command.unset)
-    text = json.dumps([[*command.argv], env, [*command.unset]], sort_keys=True)
-    key = hashlib.sha256(text.encode()).hexdigest()[:16]
-    return msg.Preload(key=warm or key, process=process)
 
 
 def _read_at_import(command: Command) -> frozenset[tuple[str, str]]:

@@ -44,7 +44,7 @@ class Share:
     gpu_is_shared: bool = False
 
 
-def shares(
+def share_machine(
     tasks: Sequence[TaskId],
     requested: Resources,
     *,
@@ -61,7 +61,7 @@ def shares(
     """
     devices = divide_gpus(tasks, gpus, requested.gpus, task_gpus)
     shared = shared_gpus(devices.values())
-    dealt = _deal_cores(tasks, requested, cores, background) if cores is not None else {}
+    dealt = _cores_of_tasks(tasks, requested, cores, background) if cores is not None else {}
     size = min(map(len, dealt.values()), default=1)
     shares_by_task = {}
     for task in tasks:
@@ -82,7 +82,7 @@ def background_tasks(tasks: Sequence[TaskId], *, is_search: bool) -> frozenset[T
     return frozenset(task for task in tasks if task.job in jobs)
 
 
-def deal(
+def deal_cores(
     nodes: Sequence[Sequence[int]], parts: int, *, each: int | None = None
 ) -> list[tuple[int, ...]]:
     """Return the cores of `parts` tasks: `each` cores, or equal shares.
@@ -102,10 +102,12 @@ def deal(
         ]
         if len(runs) >= parts:
             return [runs[part * len(runs) // parts] for part in range(parts)]
-    return divide(cores, parts, each=size)
+    return divide_evenly(cores, parts, each=size)
 
 
-def divide(things: Sequence[T], parts: int, *, each: int | None = None) -> list[tuple[T, ...]]:
+def divide_evenly(
+    things: Sequence[T], parts: int, *, each: int | None = None
+) -> list[tuple[T, ...]]:
     """Return `each` cores or GPUs for every part, or an even share; reuse them if they run out.
 
     Shares are disjoint if there are enough cores or GPUs.
@@ -149,13 +151,13 @@ def divide_gpus(
     lists = {task: tuple(gpus) for task, gpus in requests.items() if isinstance(gpus, list | tuple)}
     numbers = {task: number for task, number in requests.items() if isinstance(number, int)}
     taken = lists | _take_numbers(numbers, all_gpus, _flatten(lists.values()))
-    given: dict[TaskId, tuple[Gpu, ...] | None] = dict.fromkeys(tasks)
-    given |= taken
-    given |= {task: all_gpus for task, gpus in requests.items() if gpus == "all"}
+    by_task: dict[TaskId, tuple[Gpu, ...] | None] = dict.fromkeys(tasks)
+    by_task |= taken
+    by_task |= {task: all_gpus for task, gpus in requests.items() if gpus == "all"}
     if all_gpus:
         free = tuple(gpu for gpu in all_gpus if gpu not in _flatten(taken.values()))
-        given |= _divide_evenly([task for task in tasks if requests[task] is None], free, all_gpus)
-    return given
+        by_task |= _even_gpus([task for task in tasks if requests[task] is None], free, all_gpus)
+    return by_task
 
 
 def requested_gpus(
@@ -178,9 +180,9 @@ def gpu_env(gpus: tuple[Gpu, ...] | None, *, shared: bool) -> dict[str, str]:
     return env | ({"TF_FORCE_GPU_ALLOW_GROWTH": "true"} if shared else {})
 
 
-def shared_gpus(given: Iterable[tuple[Gpu, ...] | None]) -> frozenset[Gpu]:
+def shared_gpus(of_tasks: Iterable[tuple[Gpu, ...] | None]) -> frozenset[Gpu]:
     """Return the GPUs that more than one task of the node sees."""
-    gpus = _flatten(given)
+    gpus = _flatten(of_tasks)
     return frozenset(gpu for gpu in gpus if gpus.count(gpu) > 1)
 
 
@@ -197,22 +199,22 @@ def explain_sharing(even: Mapping[TaskId, Share]) -> str:
     return f"{join_first(sharing)} share {gpus}, because there are fewer GPUs than tasks"
 
 
-def _flatten(given: Iterable[tuple[Gpu, ...] | None]) -> list[Gpu]:
-    return [gpu for gpus in given for gpu in gpus or ()]
+def _flatten(of_tasks: Iterable[tuple[Gpu, ...] | None]) -> list[Gpu]:
+    return [gpu for gpus in of_tasks for gpu in gpus or ()]
 
 
-def _divide_evenly(
+def _even_gpus(
     tasks: Sequence[TaskId], free: Sequence[Gpu], all_gpus: Sequence[Gpu]
 ) -> dict[TaskId, tuple[Gpu, ...]]:
-    trains = [task for task in tasks if task.job in ("chief", "worker")]
-    given: dict[TaskId, tuple[Gpu, ...]] = dict.fromkeys(tasks, ())
+    trains = [task for task in tasks if task.trains]
+    by_task: dict[TaskId, tuple[Gpu, ...]] = dict.fromkeys(tasks, ())
     if trains:
-        given.update(zip(trains, divide(free or all_gpus, len(trains)), strict=True))
-    used = _flatten(given.values())
+        by_task.update(zip(trains, divide_evenly(free or all_gpus, len(trains)), strict=True))
+    used = _flatten(by_task.values())
     for task in tasks:
         if task.job == "evaluator":
-            given[task] = tuple(gpu for gpu in free if gpu not in used)
-    return given
+            by_task[task] = tuple(gpu for gpu in free if gpu not in used)
+    return by_task
 
 
 def _take_numbers(
@@ -224,21 +226,21 @@ def _take_numbers(
     """
     pool = available or range(sum(numbers.values()) + len(listed))
     free = [gpu for gpu in pool if gpu not in listed] or list(pool)
-    given, start = {}, 0
+    by_task, start = {}, 0
     for task, number in numbers.items():
         size = min(number, len(free))
-        given[task] = tuple(free[(start + k) % len(free)] for k in range(size))
+        by_task[task] = tuple(free[(start + k) % len(free)] for k in range(size))
         start += size
-    return given
+    return by_task
 
 
-def _deal_cores(
+def _cores_of_tasks(
     tasks: Sequence[TaskId], requested: Resources, cores: Cores, background: Collection[TaskId]
 ) -> dict[TaskId, tuple[int, ...]]:
     """Return the cores of tasks; `background` ones get none, unless the spec requests cores."""
     each = requested.cpus
     leading = [task for task in tasks if each is not None or task not in background] or tasks
-    return dict(zip(leading, deal(cores.nodes, len(leading), each=each), strict=True))
+    return dict(zip(leading, deal_cores(cores.nodes, len(leading), each=each), strict=True))
 
 
 def _pin(share: tuple[int, ...], pin: bool | None, cores: Cores) -> tuple[int, ...] | None:

@@ -15,20 +15,17 @@ from functools import cached_property
 from typing import Any, Final
 
 from tfcluster.plans.plan import EnvVar, Plan, TaskId
-from tfcluster.spec import JOBS
+from tfcluster.spec import JOBS, TUNER_VARIABLES
 
 SOURCE: Final = "tfcluster"
 """The source of variables that tfcluster sets."""
-ORACLE_IP: Final = "KERASTUNER_ORACLE_IP"
-ORACLE_PORT: Final = "KERASTUNER_ORACLE_PORT"
-TUNER_ID: Final = "KERASTUNER_TUNER_ID"
-VARIABLES: Final = (ORACLE_IP, ORACLE_PORT, TUNER_ID)
+ORACLE_IP, ORACLE_PORT, TUNER_ID = TUNER_VARIABLES
 FOLDER: Final = "TFCLUSTER_TUNER_DIR"
 _FOLDER_LATER: Final = "RUN_FOLDER is created at start"
 
 
 @dataclass(frozen=True, slots=True)
-class Cluster:
+class SharedCluster:
     """The part that the TF_CONFIGs of one attempt share, built once for all tasks."""
 
     addresses: Mapping[str, Sequence[str]]
@@ -66,7 +63,7 @@ class Attempt:
         return frozenset(other.id for other in self.plan.elsewhere)
 
     @cached_property
-    def cluster(self) -> Cluster:
+    def cluster(self) -> SharedCluster:
         """The common part of every TF_CONFIG; raises KeyError for a member without a port."""
         index: dict[TaskId, int] = {}
         addresses: dict[str, list[str]] = {}
@@ -76,7 +73,7 @@ class Attempt:
                 of_job = addresses.setdefault(task.job, [])
                 index[task] = len(of_job)
                 of_job.append(self.address(task))
-        return Cluster(addresses, index, frozenset(self.members))
+        return SharedCluster(addresses, index, frozenset(self.members))
 
     @property
     def forms_cluster(self) -> bool:
@@ -94,7 +91,7 @@ def build(attempt: Attempt, task: TaskId) -> dict[str, Any]:
 
 
 def place_of(attempt: Attempt, task: TaskId) -> dict[str, Any]:
-    """Return what only the TF_CONFIG of `task` has; the rest is `Cluster.addresses`.
+    """Return what only the TF_CONFIG of `task` has; the rest is `SharedCluster.addresses`.
 
     Raises KeyError if `task` is not a member of the attempt.
     """
@@ -111,9 +108,8 @@ def fixed(plan: Plan) -> Attempt:
 
     Raises ValueError if a task that others connect to has no fixed port.
     """
-    waiting = [str(task.id) for task in plan.listening if task.port == 0]
-    if waiting:
-        raise ValueError(f"no port yet for {', '.join(waiting)}")
+    if plan.without_port:
+        raise ValueError(f"no port yet for {', '.join(map(str, plan.without_port))}")
     return _planned_attempt(plan)
 
 
@@ -127,7 +123,7 @@ def preview(plan: Plan, task: TaskId) -> tuple[EnvVar, ...]:
         tensorboard_dir=f"RUN_FOLDER/tensorboard/{task.file_name}",
         tuner_dir="RUN_FOLDER/tuner",
     )
-    chosen = any(planned.port == 0 for planned in plan.listening)
+    chosen = bool(plan.without_port)
     later = {
         "TFCLUSTER_RUN_ID": "RUN is chosen at start",
         "TFCLUSTER_CHECKPOINT_DIR": "" if plan.checkpoints.dir else _FOLDER_LATER,

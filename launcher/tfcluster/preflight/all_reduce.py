@@ -1,4 +1,4 @@
-"""All-reduces of 64 MB between the workers of a plan, for `doctor --deep`: which ones, and results.
+"""All-reduces between the workers of a plan, for `doctor --deep`: which ones, and results.
 
 The workers measure them with TensorFlow's own collectives (`tfcluster_workers.all_reduce`), in the
 place of the job, one after the other: each link alone, then the ring of all workers, with each
@@ -19,14 +19,19 @@ from tfcluster.agent.message_fields import parse
 from tfcluster.agent.protocol import ProtocolError
 from tfcluster.backends import bundle
 from tfcluster.errors import join_first
-from tfcluster.nodes import orders
+from tfcluster.nodes import orders, probed_resources
 from tfcluster.nodes.hub import Hub
 from tfcluster.nodes.probe_answers import ProbeAnswer
 from tfcluster.plans.plan import Plan, TaskId, TaskPlan
 from tfcluster.plans.resources import shared_gpus
 from tfcluster.plans.tf_config import Attempt
 from tfcluster.preflight import probes
-from tfcluster.preflight.rules import BYTES, AllReduce, Finding, PreflightReport
+from tfcluster.preflight.preflight_report import (
+    ALL_REDUCE_BYTES,
+    Finding,
+    MeasuredAllReduce,
+    PreflightReport,
+)
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.task_logs import last_text
 from tfcluster.supervision.failure import Failure, Kind
@@ -34,7 +39,7 @@ from tfcluster.supervision.failure import Failure, Kind
 BUDGET_S: Final = 240.0
 """Time after which no further all-reduce begins."""
 TIMEOUT_S: Final = 120.0
-"""Time for one all-reduce: 64 MB at 4 Mbit/s."""
+"""Time for one all-reduce: at 4 Mbit/s."""
 _MOST_LINKS: Final = 28
 """The links of 8 workers; of more workers only those are measured that the ring uses."""
 _MOST_NEIGHBOURS: Final = 64
@@ -62,7 +67,7 @@ def why_not(plan: Plan, devices: Mapping[str, Sequence[str]]) -> str:
 
 def workers_of(plan: Plan) -> list[TaskPlan]:
     """Return the tasks that sum their gradients, in TensorFlow's order."""
-    tasks = (task for task in plan.tasks if task.id.job in ("chief", "worker"))
+    tasks = (task for task in plan.tasks if task.id.trains)
     return sorted(tasks, key=lambda task: task.id)
 
 
@@ -105,7 +110,7 @@ def order_of(plan: Plan, names: Sequence[str]) -> str:
         {
             "groups": groups,
             "communications": names,
-            "bytes": BYTES,
+            "bytes": ALL_REDUCE_BYTES,
             "device": "GPU" if "NCCL" in names else "CPU",
             "timeout_s": TIMEOUT_S,
             "budget_s": BUDGET_S,
@@ -137,7 +142,7 @@ class Measurement:
         self._communications = communications(plan, devices)
         self._workers = [worker.id for worker in workers_of(plan)]
         self._nodes = {str(worker): plan.task(worker).node for worker in self._workers}
-        self._measured: list[AllReduce] = []
+        self._measured: list[MeasuredAllReduce] = []
         self._errors: dict[str, msg.TaskError] = {}
         self._failed: list[msg.TaskExited | msg.StartFailed] = []
         self._succeeded: set[str] = set()
@@ -147,7 +152,8 @@ class Measurement:
     def announcement(self) -> str:
         """A sentence for the user, who has to wait."""
         names = " and ".join(self._communications)
-        return f"measuring all-reduces of 64 MB between {len(self._workers)} workers ({names}) …"
+        size = f"{ALL_REDUCE_BYTES / 1e6:.0f} MB"
+        return f"measuring all-reduces of {size} between {len(self._workers)} workers ({names}) …"
 
     async def start(self, answers: Sequence[ProbeAnswer], nodes: Sequence[str]) -> None:
         """Order the start of all workers; `answers`: those of the probes of `nodes`."""
@@ -158,7 +164,7 @@ class Measurement:
         ports = orders.held_ports(self._hub, nodes)
         for answer in answers:
             site = self._hub.site(answer.node)
-            shares = orders.assign_resources(self._plan, answer) if site.is_remote else {}
+            shares = probed_resources.assign_resources(self._plan, answer) if site.is_remote else {}
             start = orders.start(
                 Attempt(gang, 1, tuple(self._workers), ports),
                 site,
@@ -193,7 +199,8 @@ class Measurement:
                 nodes = [self._nodes[worker] for worker in workers if worker in self._nodes]
                 if len(nodes) == len(workers) > 1 and seconds > 0:
                     self._late_at += 0 if self._measured else BUDGET_S
-                    self._measured.append(AllReduce(name, tuple(workers), tuple(nodes), seconds))
+                    all_reduce = MeasuredAllReduce(name, tuple(workers), tuple(nodes), seconds)
+                    self._measured.append(all_reduce)
             case msg.TaskError():
                 self._errors[task] = report
 

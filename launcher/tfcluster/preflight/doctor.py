@@ -18,8 +18,8 @@ from tfcluster import kinds
 from tfcluster.agent import catalogue as msg
 from tfcluster.agent import foreign_json
 from tfcluster.agent.node import machine
-from tfcluster.backends import bundle, jobs, open_nodes
-from tfcluster.backends.base import Tell, ignore_event
+from tfcluster.backends import bundle, jobs
+from tfcluster.backends.base import Tell, ignore_event, open_nodes
 from tfcluster.discovery import interpreters
 from tfcluster.discovery.planning import Planned
 from tfcluster.errors import InterpreterError, SetupError
@@ -33,8 +33,9 @@ from tfcluster.plans.context import LOCAL
 from tfcluster.plans.plan import NodePlan, Plan
 from tfcluster.preflight import all_reduce, probes, rules
 from tfcluster.preflight.all_reduce import Measurement
+from tfcluster.preflight.preflight_report import Finding, PreflightReport
 from tfcluster.preflight.probes import probe_nodes
-from tfcluster.preflight.rules import Finding, Needs, PreflightReport
+from tfcluster.preflight.rules import Needs
 from tfcluster.rundir import run_writer
 from tfcluster.rundir.paths import RunPaths, home, runtime_dir
 from tfcluster.rundir.registry import new_run_id
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from tfcluster.spec.sections import Runtime
 
 _LEASE_S = 10.0
-_GIVEN, _REPORT = "given.json", "report.json"
+_ORDER, _REPORT = "given.json", "report.json"
 """The files by which `main` gets its plan and returns its report."""
 _TURN_S = 0.5
 _FIX = "log in there, check that its disk and memory are not full, and try again"
@@ -61,7 +62,7 @@ def examine(planned: Planned, *, deep: bool = False, tell: Tell = ignore_event) 
     findings = tuple(map(_obstacle_finding, rules.find_obstacles(planned)))
     kind = kinds.get(plan.nodes[0].backend)
     if kind.jobs is not None and not kind.is_allocated(os.environ):
-        return _examine_job(planned, deep=deep, tell=tell).with_more(findings)
+        return _ask_scheduler(planned, deep=deep, tell=tell).with_more(findings)
     known = None
     if all(node.is_here for node in plan.nodes):
         locks = runtime_dir() / "ports"
@@ -71,11 +72,13 @@ def examine(planned: Planned, *, deep: bool = False, tell: Tell = ignore_event) 
             return known
     run_writer.make_runtime_dir()
     with tempfile.TemporaryDirectory(prefix="tfcluster-doctor-") as scratch:
-        visit = _examine(plan, Path(scratch), deep=deep, runtime=runtime, tell=tell, known=known)
-        return asyncio.run(visit).with_more(findings)
+        report = asyncio.run(
+            _examine_nodes(plan, Path(scratch), deep=deep, runtime=runtime, tell=tell, known=known)
+        )
+        return report.with_more(findings)
 
 
-def _examine_job(planned: Planned, *, deep: bool, tell: Tell) -> PreflightReport:
+def _ask_scheduler(planned: Planned, *, deep: bool, tell: Tell) -> PreflightReport:
     """Return what a job of the plan would meet; `deep`: also examine nodes that it would get."""
     plan, backend = planned.plan, planned.plan.nodes[0].backend
     scheduler = jobs.of_backend(backend)
@@ -85,10 +88,10 @@ def _examine_job(planned: Planned, *, deep: bool, tell: Tell) -> PreflightReport
     report = PreflightReport.of_job(backend, scheduler.check(job, thorough=True))
     if not deep or report.fatal:
         return report
-    given = {"run_id": run_id, "plan": to_json(plan), "runtime": runtime.model_dump(mode="json")}
-    with tempfile.TemporaryDirectory(prefix="tfcluster-doctor-") as made:
-        scratch = Path(made)
-        (scratch / _GIVEN).write_text(json.dumps(given))
+    order = {"run_id": run_id, "plan": to_json(plan), "runtime": runtime.model_dump(mode="json")}
+    with tempfile.TemporaryDirectory(prefix="tfcluster-doctor-") as folder:
+        scratch = Path(folder)
+        (scratch / _ORDER).write_text(json.dumps(order))
         try:
             scheduler.run_inside(job, ["-P", "-m", __name__], scratch, tell=tell)
             given_back = foreign_json.read_json_object(scratch / _REPORT)
@@ -97,7 +100,7 @@ def _examine_job(planned: Planned, *, deep: bool, tell: Tell) -> PreflightReport
     return report.with_nodes(from_json(PreflightReport, given_back))
 
 
-def _examine_shared(plan: Plan, scratch: Path) -> PreflightReport:
+def _examine_with_run_folder(plan: Plan, scratch: Path) -> PreflightReport:
     """Examine the nodes of an allocation, and whether they see the folder of the runs.
 
     The coordinator of a submitted run starts on the first of them, in the run's folder.
@@ -106,9 +109,9 @@ def _examine_shared(plan: Plan, scratch: Path) -> PreflightReport:
     above = next(folder for folder in (runs, *runs.parents) if folder.is_dir())
     with placed_mark(above) as mark:
         if mark is None:
-            return asyncio.run(_examine(plan, scratch, deep=True))
+            return asyncio.run(_examine_nodes(plan, scratch, deep=True))
         path = f"{mark.folder}/{mark.name}"
-        report = asyncio.run(_examine(plan, scratch, deep=True, shared=[path]))
+        report = asyncio.run(_examine_nodes(plan, scratch, deep=True, shared=[path]))
     fix = "set TFCLUSTER_HOME to a folder on a file system that login node and nodes share"
     first = plan.nodes[0].name
     return report.with_more(
@@ -125,18 +128,18 @@ def _examine_shared(plan: Plan, scratch: Path) -> PreflightReport:
 
 
 def main(scratch: Path) -> None:
-    """Examine the nodes of the allocation that this process runs in, for `_examine_job`."""
+    """Examine the nodes of the allocation that this process runs in, for `_ask_scheduler`."""
     from tfcluster.spec.sections import Runtime  # imports pydantic
 
-    given = foreign_json.read_json_object(scratch / _GIVEN)
-    plan, runtime = from_json(Plan, given["plan"]), Runtime.model_validate(given["runtime"])
+    order = foreign_json.read_json_object(scratch / _ORDER)
+    plan, runtime = from_json(Plan, order["plan"]), Runtime.model_validate(order["runtime"])
     run_writer.make_runtime_dir()
     if plan.nodes[0].capabilities.sees_files:
-        report = _examine_shared(plan, scratch)
+        report = _examine_with_run_folder(plan, scratch)
     else:
-        run_id = given["run_id"]
+        run_id = order["run_id"]
         report = asyncio.run(
-            _examine(
+            _examine_nodes(
                 plan,
                 scratch,
                 deep=True,
@@ -158,13 +161,13 @@ def examine_this_machine(python: str | None = None, *, deep: bool = False) -> Pr
     chosen = interpreters.own_instead(chosen, environ=os.environ, cwd=workdir)
     workers = str(bundle.workers_folder().parent)
     answer = replace(
-        probes.machine_facts(LOCAL, home()),
+        probes.facts_of_this_machine(LOCAL, home()),
         python=chosen.version or "",
         packages=dict(chosen.packages),
         executable=chosen.path,
         imported=machine.import_tensorflow(chosen.path, workers) if deep else None,
     )
-    return PreflightReport.of([answer], Needs())
+    return rules.report_of([answer], Needs())
 
 
 def _obstacle_finding(error: SetupError) -> Finding:
@@ -173,7 +176,7 @@ def _obstacle_finding(error: SetupError) -> Finding:
     return Finding(LOCAL, check, error.message, error.fix)
 
 
-async def _examine(
+async def _examine_nodes(
     plan: Plan,
     scratch: Path,
     *,
@@ -199,14 +202,14 @@ async def _examine(
             findings = await visit.connect_all(background)
             plan = visit.plan
             reached = [plan.node(name) for name in visit.connected]
-            await shared_workdirs.find_shared_workdirs(plan, visit.hub, reached)
+            await shared_workdirs.find_shared_workdirs(plan, hub, reached)
             findings += await visit.hold_ports()
             plan = visit.plan
-            ports = orders.held_ports(visit.hub, visit.connected)
+            ports = orders.held_ports(hub, visit.connected)
             report = known or await probe_nodes(
                 plan,
                 paths,
-                Answers(visit.hub, visit.until),
+                Answers(hub, visit.until),
                 visit.connected,
                 ports,
                 deep=deep,
@@ -217,7 +220,7 @@ async def _examine(
             if deep and not report.fatal:
                 report = await visit.measure(paths, report, tell)
         finally:
-            await visit.hub.close()
+            await hub.close()
     return report
 
 
@@ -225,7 +228,8 @@ class _Visit:
     """The connections to the nodes' agents during an examination."""
 
     def __init__(self, plan: Plan, hub: Hub) -> None:
-        self.plan, self.hub = plan, hub
+        self.hub = hub
+        self.plan = plan
         """The plan, with the hosts of its tasks once the nodes are open."""
         self.connected: list[str] = []
         """Nodes that were reached and not lost since."""
@@ -246,8 +250,7 @@ class _Visit:
             try:
                 await self.hub.connect(node)
             except SetupError as error:
-                problem = error.message.removeprefix(f"{node.name} ")
-                return Finding(node.name, "reach", problem, error.fix)
+                return Finding(node.name, "reach", error.problem, error.fix)
             return None
 
         nodes = self.plan.nodes
@@ -279,7 +282,9 @@ class _Visit:
     ) -> PreflightReport:
         """Return `report` with the all-reduces that the workers have measured, or why not."""
         imports = {answer.node: answer.imported or {} for answer in report.seen}
-        devices = {node: got["devices"] for node, got in imports.items() if "devices" in got}
+        devices = {
+            node: result["devices"] for node, result in imports.items() if "devices" in result
+        }
         if reason := all_reduce.why_not(self.plan, devices):
             return replace(report, notes=(*report.notes, f"No all-reduce was measured: {reason}"))
         measurement = self._measurement = Measurement(self.plan, self.hub, paths, devices)
@@ -303,19 +308,16 @@ class _Visit:
             self._lose(name, NodeLoss(f"its agent has not answered for {ANSWER_S:.0f} s"))
         lost = [Finding(name, "reach", reason, _FIX) for name, reason in self._lost.items()]
         taken = ((name, self.hub.answer(name, msg.PortTaken)) for name in self.connected)
-        ports = [probes.taken_port(node, reply) for node, reply in taken if reply]
+        ports = [probes.port_finding(node, reply) for node, reply in taken if reply]
         return [*lost, *ports, *self._take_addresses()]
 
     def _take_addresses(self) -> Iterator[Finding]:
         """Put the nodes' addresses on the spec's interface into the plan; yield what lacks it."""
-        held = ((name, self.hub.answer(name, msg.PortsHeld)) for name in self.connected)
-        for node, reply in held:
-            error = reply and orders.interface_error(self.plan, node, reply)
-            if error:
-                problem = error.message.removeprefix(f"{node} ")
-                yield Finding(node, "interfaces", problem, error.fix)
-            else:
+        for node in self.connected:
+            try:
                 self.plan = orders.at_interface(self.plan, self.hub, [node])
+            except SetupError as error:
+                yield Finding(node, "interfaces", error.problem, error.fix)
 
 
 if __name__ == "__main__":

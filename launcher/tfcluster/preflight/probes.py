@@ -1,30 +1,32 @@
-"""Probes that check the nodes before a start, the links between them after a failure, and the
-tasks that are started elsewhere while others wait for them."""
+"""Probes that check the nodes before a start, and the links between them after a failure."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
 
 from tfcluster.agent import catalogue as msg
-from tfcluster.agent.error_text import reason_of
 from tfcluster.agent.net import ports
 from tfcluster.agent.node import machine
 from tfcluster.backends import bundle
-from tfcluster.nodes import orders
+from tfcluster.nodes import orders, probed_resources
 from tfcluster.nodes.hub import Hub
 from tfcluster.nodes.orders import ANSWER_S, Answers, port_error
-from tfcluster.nodes.probe_answers import ProbeAnswer, folders_of, order_for, read, script_of
+from tfcluster.nodes.probe_answers import (
+    ProbeAnswer,
+    folders_of,
+    probe_order,
+    read_answer,
+    script_of,
+)
 from tfcluster.nodes.reports import END_REPLIES, LINKS, PREFLIGHT
 from tfcluster.plans.environment import proxy_guards
 from tfcluster.plans.plan import NodePlan, Plan, TaskId, TaskPlan
 from tfcluster.preflight import rules
-from tfcluster.preflight.rules import Finding, PreflightReport
+from tfcluster.preflight.preflight_report import Finding, PreflightReport
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.task_logs import last_text
 from tfcluster.spec.cluster import is_loopback
@@ -58,7 +60,7 @@ async def probe_nodes(
     built = await asyncio.to_thread(bundle.build)
     dials = plan_dials(plan, nodes, ports)
     for name in nodes:
-        order = order_for(plan, hub.site(name), dials, deep=deep, shared=shared)
+        order = probe_order(plan, hub.site(name), dials, deep=deep, shared=shared)
         hub.send(name, orders.start_probe(PREFLIGHT, plan, hub.site(name), order, built.digest))
     work_s = PROBE_S + (machine.IMPORT_S if deep else 0.0)
     what = "to run its checks"
@@ -79,7 +81,7 @@ async def probe_nodes(
 
 def _find_shared_gpus(plan: Plan, answers: Sequence[ProbeAnswer]) -> Iterator[Finding]:
     for answer in answers:
-        if reason := orders.explain_shared_gpus(plan, answer):
+        if reason := probed_resources.explain_shared_gpus(plan, answer):
             fix = "use fewer tasks for each node, or --set resources.gpus=0 to train on the CPU"
             yield Finding(answer.node, "GPUs", reason, fix, is_fatal=False)
 
@@ -111,7 +113,7 @@ def _read_answer(
     try:
         # The probe goes on listening for the others: the time of its line is the log's.
         now = log.stat().st_mtime
-        return read(lines[-1] if lines else "", now=now, ports=own_ports, peers=peers)
+        return read_answer(lines[-1] if lines else "", now=now, ports=own_ports, peers=peers)
     except (ValueError, OSError):
         failed = hub.answer(node, msg.StartFailed, step=PREFLIGHT)
         reason = lines[-1] if lines else failed.error if failed else "it printed nothing"
@@ -174,7 +176,7 @@ def probe_this_node(plan: Plan, nodes: Sequence[str]) -> PreflightReport:
     Ports are left to the agent, which holds them; Python and script were checked by the plan.
     """
     answers = [_planned_answer(plan, plan.node(name), ProbeAnswer(name)) for name in nodes]
-    return PreflightReport.of(answers, replace(rules.needs_of(plan), tensorflow=False))
+    return rules.report_of(answers, replace(rules.needs_of(plan), tensorflow=False))
 
 
 def probe_this_node_in_detail(
@@ -187,11 +189,11 @@ def probe_this_node_in_detail(
     """
     answers = []
     for node in plan.nodes:
-        answer = _planned_answer(plan, node, machine_facts(node.name, folder))
+        answer = _planned_answer(plan, node, facts_of_this_machine(node.name, folder))
         if deep and answer.executable:
             answer = _with_import(answer, next(t for t in plan.tasks if t.node == node.name))
         answers.append(answer)
-    return PreflightReport.of(answers, rules.needs_of(plan)).with_more(_taken_ports(plan, locks))
+    return rules.report_of(answers, rules.needs_of(plan)).with_more(_taken_ports(plan, locks))
 
 
 def _with_import(answer: ProbeAnswer, task: TaskPlan) -> ProbeAnswer:
@@ -207,7 +209,7 @@ def _with_import(answer: ProbeAnswer, task: TaskPlan) -> ProbeAnswer:
     )
 
 
-def machine_facts(node: str, folder: Path) -> ProbeAnswer:
+def facts_of_this_machine(node: str, folder: Path) -> ProbeAnswer:
     """Return the facts of this machine, named `node`, and of this Python.
 
     `folder`: the parent of run folders, whose disk counts.
@@ -240,51 +242,9 @@ def _taken_ports(plan: Plan, locks: Path) -> Iterator[Finding]:
         is_fixed = task.port and plan.kind != "plain"
         if is_fixed and (holder := ports.taken_by(task.port, str(locks))) is not None:
             taken = msg.PortTaken(task=str(task.id), host=task.host, port=task.port, **holder)
-            yield taken_port(task.node, taken)
+            yield port_finding(task.node, taken)
 
 
-def taken_port(node: str, taken: msg.PortTaken) -> Finding:
+def port_finding(node: str, taken: msg.PortTaken) -> Finding:
     error = port_error(taken)
     return Finding(node, "ports", error.message, error.fix)
-
-
-_DIAL_EVERY_S: Final = 2.0
-_DIAL_S: Final = 2.0
-"""Time for a machine to answer."""
-
-
-async def follow_peers(
-    plan: Callable[[], Plan],
-    is_waiting: Callable[[], bool],
-    note_absent: Callable[[Sequence[str]], None],
-) -> None:
-    """Dial the tasks that are started elsewhere every 2 s, while a local task `is_waiting`.
-
-    Runs until cancelled. `note_absent` gets the tasks that did not answer, with the reasons.
-    """
-    noted = tuple[str, ...]()
-    while plan().kind == "training" and plan().elsewhere:
-        dials = [_dial(task) for task in plan().elsewhere if task.in_cluster and is_waiting()]
-        absent = tuple(filter(None, await asyncio.gather(*dials)))
-        if absent != noted:
-            note_absent(absent)
-            noted = absent
-        await asyncio.sleep(_DIAL_EVERY_S)
-
-
-async def _dial(task: TaskPlan) -> str:
-    """Return why `task` cannot be reached; empty if something listens on its port."""
-    where = f"{task.id} at {task.address}"
-    try:
-        async with asyncio.timeout(_DIAL_S):
-            _, writer = await asyncio.open_connection(task.bare_host, task.port)
-    except ConnectionRefusedError:
-        return f"{where}: nothing listens there yet"
-    except TimeoutError:
-        return f"{where}: no answer; is the machine up, does a firewall block it?"
-    except (OSError, UnicodeError) as error:
-        return f"{where}: {reason_of(error)}"
-    writer.close()
-    with contextlib.suppress(OSError):
-        await writer.wait_closed()
-    return ""

@@ -9,49 +9,40 @@ from __future__ import annotations
 import re
 import shlex
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
 
-from tfcluster.agent import foreign_json
 from tfcluster.agent.containers.container_wait import OLDEST_PYTHON
-from tfcluster.errors import InterpreterError, PreflightError, SetupError, count_names, join_first
+from tfcluster.errors import InterpreterError, SetupError, count_names, join_first
 from tfcluster.nodes.probe_answers import ProbeAnswer
-from tfcluster.plans import tf_config
 from tfcluster.plans.context import LOCAL, PlanContext
+from tfcluster.plans.job_facts import has_hooks, needs_tensorflow
 from tfcluster.plans.keras_settings import (
     TESTED,
-    has_hooks,
+    cannot_be_patched,
     has_keras_3,
     install_tf_keras,
-    needs_patching,
-    needs_tensorflow,
     uses_legacy_keras,
     with_inherited_switch,
 )
 from tfcluster.plans.placement import by_machine, find_task_gpus
 from tfcluster.plans.plan import Gpu, NodePlan, Plan, TaskId
 from tfcluster.plans.resources import GIVEN_GPUS, requested_gpus, shared_gpus
-from tfcluster.rundir.paths import RunPaths
+from tfcluster.preflight.preflight_report import Finding, PreflightReport
+from tfcluster.spec import TUNER_VARIABLES
 from tfcluster.spec.cluster import is_loopback
 from tfcluster.spec.job import UNKNOWN_PROGRAM
 from tfcluster.supervision.known_errors import fix_of_no_gpu
-from tfcluster.typed_json import from_json, object_to_json
 
 if TYPE_CHECKING:
-    from tfcluster.backends.jobs import Outlook
     from tfcluster.discovery.planning import Planned
     from tfcluster.spec.model import ClusterSpec
 
 
-BYTES: Final = 64_000_000
 _MIN_FREE_BYTES = 1_000_000_000
 _MIN_SHM_BYTES = 64_000_000
 _MAX_SKEW_S = 5.0
-_WRONG_NAME = re.compile(
-    r"on this node$|[Nn]ame or service|[Nn]ame resolution|[Nn]o address|hostname"
-)
-"""Reasons that are a wrong name's: the probe's own, and those of getaddrinfo (gai_strerror(3))."""
 
 VERSIONS = {
     "TensorFlow": "tensorflow",
@@ -63,18 +54,6 @@ VERSIONS = {
 """Row of the table → package."""
 _MAY_DIFFER = ("NumPy", "protobuf")
 """Rows whose versions may differ between nodes: a difference is a warning."""
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One problem of one node; a fatal one stops the run before it starts."""
-
-    node: str
-    check: str
-    """Row of the table: ``TensorFlow``, ``ports``, ``clock`` …"""
-    what: str
-    fix: str
-    is_fatal: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +85,7 @@ def needs_of(plan: Plan, script_sha256: str | None = None) -> Needs:
     nccl: dict[str, list[str]] = {}
     highest: dict[str, int] = {}
     for task in (task for task in plan.tasks if not plan.node(task.node).is_here):
-        if plan.settings.get("communication") == "NCCL" and task.id.job in ("chief", "worker"):
+        if plan.settings.get("communication") == "NCCL" and task.id.trains:
             nccl.setdefault(task.node, []).append(str(task.id))
         for index in task.gpus or ():
             if isinstance(index, int):
@@ -147,6 +126,12 @@ def judge(
     return tuple(sorted(findings, key=lambda finding: not finding.is_fatal))
 
 
+def report_of(answers: Sequence[ProbeAnswer], needs: Needs) -> PreflightReport:
+    """Return the report of nodes that all gave an answer."""
+    nodes = tuple(answer.node for answer in answers)
+    return PreflightReport(nodes, tuple(answers), judge(answers, needs))
+
+
 def _check_python(answer: ProbeAnswer, needs: Needs) -> Iterator[Finding]:
     if needs.tensorflow and "tensorflow" not in answer.packages:
         field = "--python PATH" if answer.node == LOCAL else f"runtime.hosts.{answer.node}.python"
@@ -176,7 +161,7 @@ def _check_network(answer: ProbeAnswer, silent: Collection[str]) -> Iterator[Fin
             "open that port between the two (firewall, security group), or write one that is open"
             " (runtime.ports: a range)"
         )
-        if _WRONG_NAME.search(reason):
+        if host in answer.wrong_names:
             fix = "correct the name there (/etc/hosts, DNS); an IP address in the spec needs none"
         yield Finding(answer.node, "peers", problem, fix)
 
@@ -274,115 +259,6 @@ def format_gpus(gpus: Sequence[str]) -> str:
     return count_names(gpus) or "none"
 
 
-@dataclass(frozen=True, slots=True)
-class AllReduce:
-    """One measured all-reduce, in which each worker has `bytes`."""
-
-    communication: str
-    workers: tuple[str, ...]
-    nodes: tuple[str, ...]
-    """The nodes of `workers`."""
-    seconds: float
-    bytes: int = BYTES
-
-    @property
-    def gb_per_s(self) -> float:
-        """The algorithm bandwidth: bytes by time (nccl-tests, PERFORMANCE.md)."""
-        return self.bytes / self.seconds / 1e9
-
-    @property
-    def link_gb_per_s(self) -> float:
-        """The bus bandwidth: what each link of a ring carries, 2(n-1)/n of the bytes by time."""
-        return self.gb_per_s * 2 * (len(self.workers) - 1) / len(self.workers)
-
-    def to_json(self) -> dict[str, Any]:
-        rates = {"gb_per_s": self.gb_per_s, "link_gb_per_s": self.link_gb_per_s}
-        return object_to_json(self) | {name: round(rate, 4) for name, rate in rates.items()}
-
-
-def slowest_links(measured: Sequence[AllReduce]) -> Mapping[str, AllReduce]:
-    """Return communication → its slowest link, an all-reduce of two workers."""
-    by_name: dict[str, list[AllReduce]] = {}
-    for all_reduce in measured:
-        if len(all_reduce.workers) == 2:
-            by_name.setdefault(all_reduce.communication, []).append(all_reduce)
-    return {name: max(links, key=lambda link: link.seconds) for name, links in by_name.items()}
-
-
-@dataclass(frozen=True, slots=True)
-class PreflightReport:
-    """The result of a preflight."""
-
-    nodes: tuple[str, ...]
-    seen: tuple[ProbeAnswer, ...]
-    """The answers of the nodes that gave one."""
-    findings: tuple[Finding, ...]
-    """The fatal ones first."""
-    notes: tuple[str, ...] = ()
-    """Sentences to show: when a scheduler would start the job, what was not measured."""
-    all_reduces: tuple[AllReduce, ...] = ()
-
-    @classmethod
-    def of_job(cls, backend: str, outlook: Outlook) -> PreflightReport:
-        """Return the report of the scheduler of `backend`, as if it were a node."""
-        notes = (outlook.starts,) if outlook.starts else ()
-        return cls((backend,), (), (), notes).with_more(
-            Finding(backend, o.check, o.what, o.fix, o.is_fatal) for o in outlook.obstacles
-        )
-
-    @classmethod
-    def of(cls, answers: Sequence[ProbeAnswer], needs: Needs) -> PreflightReport:
-        """Return the report of nodes that all gave an answer."""
-        return cls(tuple(a.node for a in answers), tuple(answers), judge(answers, needs))
-
-    @property
-    def fatal(self) -> tuple[Finding, ...]:
-        return tuple(finding for finding in self.findings if finding.is_fatal)
-
-    @property
-    def warnings(self) -> tuple[Finding, ...]:
-        """The findings that do not stop a start."""
-        return tuple(finding for finding in self.findings if not finding.is_fatal)
-
-    def with_more(self, findings: Iterable[Finding]) -> PreflightReport:
-        """Return this report with `findings` added, without duplicates."""
-        merged: dict[tuple[str, str, str], Finding] = {}
-        for finding in (*findings, *self.findings):
-            merged.setdefault((finding.node, finding.check, finding.what), finding)
-        ordered = sorted(merged.values(), key=lambda finding: not finding.is_fatal)
-        return replace(self, findings=tuple(ordered))
-
-    def with_nodes(self, other: PreflightReport) -> PreflightReport:
-        """Return this report with the nodes of `other`, their answers and findings."""
-        return replace(
-            self,
-            nodes=tuple(dict.fromkeys((*self.nodes, *other.nodes))),
-            seen=(*self.seen, *other.seen),
-            notes=(*self.notes, *other.notes),
-            all_reduces=(*self.all_reduces, *other.all_reduces),
-        ).with_more(other.findings)
-
-    def require(self) -> None:
-        """Raise PreflightError if there are fatal findings; it lists them all."""
-        if self.fatal:
-            raise PreflightError([(f.node, f.what, f.fix) for f in self.fatal])
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the report as ``doctor --json`` prints it; `typed_json.from_json` reads it."""
-        slowest = slowest_links(self.all_reduces)
-        links = {name: list(link.workers) for name, link in slowest.items()}
-        return {"ok": not self.fatal, **object_to_json(self), "slowest_links": links}
-
-
-def read_report(paths: RunPaths) -> PreflightReport | None:
-    """Return the preflight report in a run's folder, or None."""
-    try:
-        return from_json(PreflightReport, foreign_json.read_json_object(paths.preflight))
-    except (OSError, ValueError):
-        return None
-
-
-_BY_HAND: Final = "an evaluator whose chief is started by hand"
 _LONGEST_VARIABLE: Final = 32 * 4096
 """Bytes of one variable with its name (MAX_ARG_STRLEN, execve(2))."""
 _AROUND_HOST: Final = len('":12345", "')
@@ -496,7 +372,7 @@ def _check_keras_3(spec: ClusterSpec, node: NodePlan, context: PlanContext) -> I
     It needs certainty: for a job that only uses `tf.keras`, `fit` itself raises the error.
     """
     python = node.interpreter
-    if python is None or not has_keras_3(python) or not needs_patching(spec, python):
+    if python is None or not has_keras_3(python) or not cannot_be_patched(spec, python):
         return
     imports_keras = "keras" in context.packages
     if uses_legacy_keras(spec, python) and not imports_keras:
@@ -519,9 +395,9 @@ def _check_searches(spec: ClusterSpec, plan: Plan, context: PlanContext) -> Iter
     """
     if "kind" in spec.job.model_fields_set or context.code is None or not context.code.searches:
         return
-    trains = [t for t in (*plan.tasks, *plan.elsewhere) if t.id.job in ("chief", "worker")]
+    trains = [t for t in (*plan.tasks, *plan.elsewhere) if t.id.trains]
     variables = {var.name for task in plan.tasks for var in task.command.env} | context.code.sets
-    if len(trains) < 2 or not variables.isdisjoint(tf_config.VARIABLES):
+    if len(trains) < 2 or not variables.isdisjoint(TUNER_VARIABLES):
         return
     message = (
         f"the job calls KerasTuner's search: {len(trains)} tasks would each run the whole search"
@@ -604,7 +480,7 @@ def _check_nccl(spec: ClusterSpec, plan: Plan) -> Iterator[SetupError]:
     if spec.strategy.communication != "NCCL":
         return
     fix = "--set strategy.communication=RING, or AUTO"
-    trains = [t for t in plan.tasks if t.node == LOCAL and t.id.job in ("chief", "worker")]
+    trains = [t for t in plan.tasks if t.node == LOCAL and t.id.trains]
     if without := [str(t.id) for t in trains if not t.gpus]:
         names = ", ".join(without)
         yield SetupError(
@@ -617,29 +493,32 @@ def _check_nccl(spec: ClusterSpec, plan: Plan) -> Iterator[SetupError]:
 
 def _check_shared_storage(plan: Plan) -> Iterator[SetupError]:
     """Require shared storage for jobs whose state is spread over the folders of several tasks."""
-    job: str | None = "a tuner job" if plan.kind == "tuner" else "a parameter-server job"
-    if plan.strategy != "parameter_server" and plan.kind != "tuner":
-        job = _evaluator_without_chief(plan)
     nodes = {task.node for task in (*plan.tasks, *plan.elsewhere)}
-    is_spread = len(nodes) > 1 or (plan.joins and plan.elsewhere) or job == _BY_HAND
-    if job and is_spread and plan.checkpoints.dir is None:
-        places = "containers" if any(n.capabilities.has_image for n in plan.nodes) else "hosts"
-        spread = "" if job == _BY_HAND else f" on several {places}"
-        message = f"{job}{spread} needs storage that all its tasks share"
+    is_spread = len(nodes) > 1 or bool(plan.joins and plan.elsewhere)
+    places = "containers" if any(n.capabilities.has_image for n in plan.nodes) else "hosts"
+    if plan.kind == "tuner":
+        job = f"a tuner job on several {places}"
+    elif plan.strategy == "parameter_server":
+        job = f"a parameter-server job on several {places}"
+    elif not _has_evaluator_without_chief(plan):
+        return
+    elif plan.joins:
+        job = f"an evaluator on several {places}"
+    else:
+        job, is_spread = "an evaluator whose chief is started by hand", True
+    if is_spread and plan.checkpoints.dir is None:
         fix = "--set checkpoints.dir=/shared/folder (or gs://…)"
-        yield SetupError(message, fix=fix)
+        yield SetupError(f"{job} needs storage that all its tasks share", fix=fix)
 
 
-def _evaluator_without_chief(plan: Plan) -> str | None:
-    """Return a description of an evaluator that cannot get the chief's checkpoints, or None.
+def _has_evaluator_without_chief(plan: Plan) -> bool:
+    """Return whether the plan has an evaluator that cannot get the chief's checkpoints.
 
     Checkpoints are copied to it only in the run that starts the chief; it would wait for ever.
     """
-    has_evaluator = any(task.id.job == "evaluator" for task in plan.tasks)
+    jobs = {task.id.job for task in plan.tasks}
     has_chief = any(task.id == plan.chief for task in plan.tasks)
-    if has_chief or not has_evaluator or not plan.elsewhere:
-        return None
-    return "an evaluator" if plan.joins else _BY_HAND
+    return "evaluator" in jobs and not has_chief and bool(plan.elsewhere)
 
 
 def _check_private_network(plan: Plan) -> Iterator[SetupError]:
@@ -673,7 +552,9 @@ def _check_wrap(plan: Plan) -> Iterator[SetupError]:
 def _check_mounts(plan: Plan) -> Iterator[SetupError]:
     """Refuse mounts that would hide the container's own files."""
     containers = [node.container for node in plan.nodes if node.container is not None]
-    folders = {path for made in containers for path in (made.data_dir, made.shared_dir)}
+    folders = {
+        path for container in containers for path in (container.data_dir, container.shared_dir)
+    }
     for path in [name for name in ("/", "/tmp") if name in folders]:
         fix = "use a folder below it in data_dir and checkpoints.dir"
         yield SetupError(f"{path} cannot be mounted: a container needs its own", fix=fix)

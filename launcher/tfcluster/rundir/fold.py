@@ -49,7 +49,8 @@ def apply(state: RunSnapshot, event: Event, now: float, paths: RunPaths) -> None
     change = getattr(_Changes(state, now + state.clock_ahead_s, paths), event.type, None)
     if change is not None and not _is_outdated(state, event):
         change(event)
-    chaos.apply(state.chaos, event, now)
+    if state.chaos or isinstance(event, ev.ChaosInjected):
+        chaos.apply(state.chaos, event, now)
 
 
 def _is_outdated(state: RunSnapshot, event: Event) -> bool:

@@ -138,9 +138,6 @@ class RunPaths:
     def task_log(self, task: TaskId, attempt: int) -> Path:
         return self.attempt_logs(attempt) / f"{task.file_name}.log"
 
-    def prepare_log(self, node: str) -> Path:
-        return self.step_log("prepare", node)
-
     def step_log(self, step: str, node: str) -> Path:
         """Return the log of a step that runs once on each node before the tasks, like `prepare`."""
         return self.logs / step / f"{node}.log"

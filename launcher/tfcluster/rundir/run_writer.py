@@ -91,39 +91,35 @@ def make_runtime_dir() -> None:
         ) from error
 
 
-def write_json(
-    path: Path,
-    data: Mapping[str, Any],
-    indent: int | None = 1,
-    refused: Callable[[OSError], None] = lambda error: None,
-) -> bool:
-    """Replace a JSON file atomically; return whether it was written.
+def write_json(path: Path, data: Mapping[str, Any], indent: int | None = 1) -> None:
+    """Replace a JSON file as `replace_file` does, with the same errors.
 
-    If the disk refuses it the old file stays, and `refused` is called with the error. If `indent`
-    is None the file is one line, which takes a tenth of the time.
+    If `indent` is None the file is one line, which takes a tenth of the time.
     """
+    replace_file(path, json.dumps(data, indent=indent, default=dict).encode() + b"\n")
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Replace a file atomically; raise OSError, and keep the old one, if the disk refuses it."""
     fresh = path.with_name(f".{path.name}.new")
     try:
-        fresh.write_text(json.dumps(data, indent=indent, default=dict) + "\n")
+        fresh.write_bytes(data)
         fresh.replace(path)
-    except OSError as error:
+    except OSError:
         with contextlib.suppress(OSError):
             fresh.unlink()
-        refused(error)
-        return False
-    return True
+        raise
 
 
 def require_json(path: Path, data: Mapping[str, Any]) -> None:
     """Replace a JSON file as `write_json` does; raise RunFolderError if the disk refuses it."""
-
-    def refused(error: OSError) -> None:
+    try:
+        write_json(path, data)
+    except OSError as error:
         raise RunFolderError(
             f"cannot write {path}: {why_refused(error)}",
             fix="free some space, or set TFCLUSTER_HOME to a folder on another disk",
         ) from error
-
-    write_json(path, data, refused=refused)
 
 
 def why_refused(error: OSError) -> str:
@@ -219,7 +215,7 @@ class RunWriter:
         if has_room or not is_measurement:
             self._log.append(event)
         fold.apply(self.state, event, self._clock(), self.paths)
-        self.touch(urgent=not is_measurement)
+        self.mark_changed(urgent=not is_measurement)
         for listener in list(self.listeners):
             listener(event)
 
@@ -229,14 +225,14 @@ class RunWriter:
     def wait_for(self, what: str | None) -> None:
         """Set what the next start waits for, which `status` shows; None clears it."""
         self.state.waits_for = what
-        self.touch()
+        self.mark_changed()
 
     def note_gathering(self, facts: Mapping[str, Any] | None) -> None:
         """Set which files are being copied, which `status` shows; None clears it."""
         self.state.gathering = None if facts is None else dict(facts)
-        self.touch(urgent=False)
+        self.mark_changed(urgent=False)
 
-    def touch(self, *, urgent: bool = True) -> None:
+    def mark_changed(self, *, urgent: bool = True) -> None:
         """Mark the state as changed, so that the next `save` writes it."""
         self._is_dirty = True
         self._is_urgent |= urgent
@@ -246,12 +242,15 @@ class RunWriter:
         now = self._clock()
         if self._is_dirty and (self._is_urgent or now - self._saved_at >= _PROGRESS_INTERVAL_S):
             began = self._timer()
-            if write_json(self.paths.state, state_json(self.state), None, self._note_refusal):
+            try:
+                write_json(self.paths.state, state_json(self.state), None)
+            except OSError as error:
+                self._refusal = error
+                self._may_save_at = began + _PROGRESS_INTERVAL_S
+            else:
                 self._is_dirty, self._is_urgent, self._saved_at = False, False, now
                 self._refusal = None
                 self._may_save_at = self._timer() + _PAUSE_FACTOR * (self._timer() - began)
-            else:
-                self._may_save_at = began + _PROGRESS_INTERVAL_S
         return self._log.flush() and not self._is_urgent
 
     def keep_up(self) -> None:
@@ -284,6 +283,3 @@ class RunWriter:
         refusal = self._refusal or self._log.refusal
         assert refusal is not None
         return why_refused(refusal)
-
-    def _note_refusal(self, error: OSError) -> None:
-        self._refusal = error

@@ -67,11 +67,11 @@ def _record(*required: str) -> Callable[[Any], dict[str, Any]]:
 
 
 Record = Annotated[dict[str, Any], _record()]
-Job = Annotated[dict[str, Any], _record("backend", "id", "restarts")]
-Restart = Annotated[dict[str, Any], _record("attempt", "of")]
-Fault = Annotated[dict[str, Any], _record("fault", "injected_at")]
-Checkpoint = Annotated[dict[str, Any], _record("path")]
-TrialRecord = Annotated[dict[str, Any], _record("id")]
+_JobRecord = Annotated[dict[str, Any], _record("backend", "id", "restarts")]
+_RestartRecord = Annotated[dict[str, Any], _record("attempt", "of")]
+_FaultRecord = Annotated[dict[str, Any], _record("fault", "injected_at")]
+_CheckpointRecord = Annotated[dict[str, Any], _record("path")]
+_TrialRecord = Annotated[dict[str, Any], _record("id")]
 
 
 def _read_agent(value: Any) -> dict[str, Any]:
@@ -198,10 +198,10 @@ class RunSnapshot:
     workdir: str | None = None
     background: bool = False
     """True if it was started with ``-d``."""
-    job: Job | None = None
+    job: _JobRecord | None = None
     """The job of a scheduler that the coordinator runs in: backend and id; `restarts` counts how
     often the scheduler started it again."""
-    allocation: Job | None = None
+    allocation: _JobRecord | None = None
     """The user's own job inside which the run was started: backend, id, and `restarts`, those
     before the run's last start."""
     continued: Record | None = None
@@ -236,20 +236,20 @@ class RunSnapshot:
     stall: Record | None = None
     """The explanation of a stall: `since` (the last sign of work), `what` (one line: the tasks that
     are waited for, and where), `causes`, and `tasks`: task → where it is."""
-    restarts: list[Restart] = field(default_factory=list)
+    restarts: list[_RestartRecord] = field(default_factory=list)
     """The `restarting` events so far, oldest first, each with its `time`."""
-    chaos: list[Fault] = field(default_factory=list)
+    chaos: list[_FaultRecord] = field(default_factory=list)
     """Injected faults: fault, task, attempt, step, injected_at, and once they are known
     detected_after_s, resumed_after_s."""
     nodes: dict[str, str] = field(default_factory=dict)
     """Node → connecting, connected, lost or gone."""
-    checkpoints: list[Checkpoint] = field(default_factory=list)
+    checkpoints: list[_CheckpointRecord] = field(default_factory=list)
     """The gathered checkpoints, oldest first: path (below the run folder), step, kind, bytes."""
     missed: str | None = None
     """The reason why the chief's last checkpoints were not gathered; None if they were."""
     missed_in: str | None = None
     """The folder on the chief's node that they are in, where it is another machine."""
-    trials: list[TrialRecord] = field(default_factory=list)
+    trials: list[_TrialRecord] = field(default_factory=list)
     """The trials of a search in the order of their start: id, status, tuner, values, objective,
     direction, and where they are known score, best_step, message, started_at, ended_at."""
     best_trial: str | None = None
@@ -277,8 +277,8 @@ class RunSnapshot:
         return self.task(name) if name is not None else None
 
     @property
-    def may_have_left(self) -> bool:
-        """Return whether the run is over and its tasks may have saved what nobody has gathered."""
+    def may_have_ungathered(self) -> bool:
+        """True if the run is over and its tasks may have saved what nobody has gathered."""
         return self.status.is_final and (self.status is Status.LOST or bool(self.missed))
 
     def to_json(self) -> dict[str, Any]:

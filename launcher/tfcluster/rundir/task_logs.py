@@ -16,9 +16,10 @@ import sys
 import time
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+from tfcluster.agent.catalogue import PREPARE
 from tfcluster.agent.error_text import describe_error
 from tfcluster.agent.foreign_json import open_regular
 from tfcluster.agent.tasks.output import TIMES_ENTRY, times_path
@@ -88,7 +89,9 @@ class LogSource:
         self.offset = offset
         """Start of the first line that was not yielded yet."""
         self._scanned = self._last_return = 0
+        """The bytes of a long line whose end is not found yet; where its last state begins."""
         self._waited_at = -1
+        """The size at which the file ended with a part of a line."""
 
     @property
     def position(self) -> int:
@@ -233,14 +236,14 @@ def end_of_lines(path: Path) -> int:
     return start_of_line(path, file_size(path))
 
 
-Test = Callable[[bytes], object]
+LineTest = Callable[[bytes], object]
 """A test of a line in its latest state, without newline."""
 
 
 def tail_offset(
     path: Path,
     count: int,
-    test_of: Callable[[bytes], Test | None] = lambda block: lambda line: True,
+    test_of: Callable[[bytes], LineTest | None] = lambda block: lambda line: True,
 ) -> int:
     """Return the offset of the last `count` lines of a file, those that pass a test if given.
 
@@ -283,6 +286,15 @@ def last_line(path: Path) -> str:
     """Return the last line of a log that is not blank, stripped; empty if there is none."""
     lines = (line.strip() for line in reversed(last_lines(path)))
     return next(filter(None, lines), b"").decode(errors="replace")
+
+
+def last_output(logs: Iterable[Path], now: float) -> float:
+    """Return when one of `logs` was last written, on the clock that shows `now`; or 0."""
+    newest = 0.0
+    for log in logs:
+        with contextlib.suppress(OSError):
+            newest = max(newest, log.stat().st_mtime)
+    return now - max(0.0, time.time() - newest) if newest else 0.0
 
 
 class LogTimes:
@@ -353,12 +365,12 @@ class LogTimes:
 
 def prepare_label(node: str) -> str:
     """Return the label of a node's prepare step in the merged stream."""
-    return "prepare" if node == LOCAL else f"prepare@{node}"
+    return PREPARE if node == LOCAL else f"{PREPARE}@{node}"
 
 
 def label_of(path: Path) -> str:
     """Return the label of the task whose log is `path`."""
-    if path.parent.name == "prepare":
+    if path.parent.name == PREPARE:
         return prepare_label(path.stem)
     try:
         return str(TaskId.parse(path.stem))
@@ -368,7 +380,7 @@ def label_of(path: Path) -> str:
 
 def find_label(state: RunSnapshot, task: str) -> str:
     """Return the label of the task that a user names. Raises UsageError if the run lacks it."""
-    if task.partition("@")[0] == "prepare":
+    if task.partition("@")[0] == PREPARE:
         return task
     try:
         label = str(TaskId.parse(task))
@@ -511,6 +523,6 @@ def _attempt_folders(logs: Path) -> list[tuple[int, Path]]:
         for folder in logs.iterdir():
             if match := _ATTEMPT.fullmatch(folder.name):
                 folders.append((int(match[1]), folder))
-            elif folder.name == "prepare":
+            elif folder.name == PREPARE:
                 folders.append((0, folder))
     return sorted(folders)

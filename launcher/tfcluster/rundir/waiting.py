@@ -40,7 +40,7 @@ def block(waiting: Waiting[T], timeout: float | None = None, still: str = "") ->
         time.sleep(next(pauses))
 
 
-async def pause(waiting: Waiting[T]) -> T:
+async def block_async(waiting: Waiting[T]) -> T:
     """Return the result of a wait."""
     import asyncio  # slow, and most callers do not need it
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, Final
 
@@ -130,7 +130,7 @@ class Study:
     fits: Mapping[str, Fit]
     """Communication → the fit of its cells."""
     predictions: tuple[Predicted, ...]
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
 
     @property
     def held_out_error(self) -> float | None:
@@ -172,7 +172,7 @@ class Study:
 
 
 def analyse(
-    name: str, measured: Sequence[Measured], *, cores: float, predict: Sequence[int] = ()
+    name: str, measured: Sequence[Measured], *, cores: int, predict: Sequence[int] = ()
 ) -> Study:
     """Return the study of the measured cells, one of which has one worker.
 
@@ -180,8 +180,8 @@ def analyse(
     names are not used for the fit: they test its predictions.
     """
     alone = next(cell for cell in measured if cell.workers == 1)
-    cells = [_cell(each, alone, cores, each.workers in predict) for each in measured]
-    volumes = [each.gradient_bytes for each in measured if each.gradient_bytes is not None]
+    cells = [_cell(cell, alone, cores, cell.workers in predict) for cell in measured]
+    volumes = [cell.gradient_bytes for cell in measured if cell.gradient_bytes is not None]
     fits, fitted, predictions = {}, list(cells), list[Predicted]()
     for communication in dict.fromkeys(c.communication for c in measured if c.communication):
         used = [c for c in cells if c.measured.communication in (None, communication)]
@@ -197,7 +197,7 @@ def analyse(
             predictions += _predict(communication, of_used, predict, tuple(rates))
     study = Study(
         name=name,
-        cores=int(cores),
+        cores=cores,
         gradient_bytes=volumes[0] if volumes else None,
         cells=tuple(fitted),
         fits=fits,
@@ -206,7 +206,7 @@ def analyse(
     return replace(study, notes=(*_notes(study, alone), *_notes_of_fits(study)))
 
 
-def _cell(measured: Measured, alone: Measured, cores: float, is_held_out: bool) -> Cell:
+def _cell(measured: Measured, alone: Measured, cores: int, is_held_out: bool) -> Cell:
     median, low, high = statistics.median(measured.step_s), measured.step_s[0], measured.step_s[0]
     if len(measured.step_s) > 1:
         low, _, high = statistics.quantiles(measured.step_s, n=4, method="inclusive")
@@ -232,14 +232,18 @@ def _cell(measured: Measured, alone: Measured, cores: float, is_held_out: bool) 
     )
 
 
-def _load(measured: Measured, alone: Measured, cores: float) -> float:
+def _load(measured: Measured, alone: Measured, cores: int) -> float:
     """Return the compute time of a cell as a multiple of that of one worker alone.
 
     It grows with the batch of a worker, and where the workers need more cores than there are: a
     worker needs those that it keeps busy alone, and a core that is shared serves each in turn.
     """
-    needs = alone.busy_cores if alone.busy_cores is not None else 1.0
-    return max(1.0, measured.workers * needs / cores) * _batch_ratio(measured, alone)
+    return max(1.0, _needed_cores(measured, alone) / cores) * _batch_ratio(measured, alone)
+
+
+def _needed_cores(measured: Measured, alone: Measured) -> float:
+    """Return the cores that the workers of a cell would keep busy if each had its own."""
+    return measured.workers * (alone.busy_cores if alone.busy_cores is not None else 1.0)
 
 
 def _batch_ratio(measured: Measured, alone: Measured) -> float:
@@ -249,7 +253,7 @@ def _batch_ratio(measured: Measured, alone: Measured) -> float:
     return measured.global_batch / measured.workers / alone.global_batch
 
 
-def _is_crowded(measured: Measured, alone: Measured, cores: float, compute_part: float) -> bool:
+def _is_crowded(measured: Measured, alone: Measured, cores: int, compute_part: float) -> bool:
     """Return whether the workers keep nearly all cores busy, or wait for one while they compute.
 
     The latter does not matter where the computation is a small part of the step.
@@ -257,8 +261,7 @@ def _is_crowded(measured: Measured, alone: Measured, cores: float, compute_part:
     if measured.workers == 1:
         return False
     is_full = measured.workers * (measured.busy_cores or 0.0) >= _FULL * cores
-    needs = alone.busy_cores if alone.busy_cores is not None else 1.0
-    return is_full or (measured.workers * needs > cores and compute_part > _NEGLIGIBLE)
+    return is_full or (_needed_cores(measured, alone) > cores and compute_part > _NEGLIGIBLE)
 
 
 def _with_fit(cell: Cell, communication: str, fitted: Fit) -> Cell:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Path = tuple[str | int, ...]
+FieldPath = tuple[str | int, ...]
 """The path of a value in a spec: ``("cluster", "worker", 0)``."""
 JobName = Literal["chief", "worker", "ps", "evaluator"]
 JOBS: tuple[JobName, ...] = ("chief", "worker", "ps", "evaluator")
@@ -16,11 +16,14 @@ JOBS: tuple[JobName, ...] = ("chief", "worker", "ps", "evaluator")
 SPEC_NAMES = ("tfcluster.json", "tfcluster.jsonc", "tfcluster.yaml", "tfcluster.yml")
 """The files that a command without SPEC looks for; their endings are those of the formats."""
 
+TUNER_VARIABLES = ("KERASTUNER_ORACLE_IP", "KERASTUNER_ORACLE_PORT", "KERASTUNER_TUNER_ID")
+"""The variables that KerasTuner reads; tfcluster sets them."""
 
-def shorten(value: object, most: int = 60) -> str:
-    """Return `repr(value)` for a message, cut to `most` characters."""
+
+def shorten(value: object) -> str:
+    """Return `repr(value)` for a message, cut to 60 characters."""
     text = repr(value)
-    return text if len(text) <= most else f"{text[: most - 1]}…"
+    return text if len(text) <= 60 else f"{text[:59]}…"
 
 
 def run_name(stem: str, default: str = "tfcluster") -> str:

@@ -124,9 +124,6 @@ def _check_ipv4(host: str, shown: str) -> None:
 
 MAX_TASKS = 10_000
 
-TAGS = frozenset({"<number>", "<list>", "<all>", "<word>", "<network>"})
-"""Names of union branches that pydantic puts into the path of an error; not part of the spec."""
-
 
 def _branch(value: Any) -> str | None:
     if isinstance(value, bool):
@@ -230,17 +227,17 @@ def _check_jobs(cluster: Jobs) -> Iterator[Mistake]:
 def _check_addresses(cluster: Jobs) -> Iterator[Mistake]:
     all_placed = [(path, parse(entry.address)) for path, entry in iter_entries(cluster)]
     seen: dict[tuple[str, int], str] = {}
-    for path, at in all_placed:
-        first = seen.setdefault((host_key(at.host), at.port), f"{path[0]}:{path[1]}")
-        if at.port and first != f"{path[0]}:{path[1]}":
-            yield Mistake(path, f"{at} is already the address of {first}", "use another port")
-    remote = next((at for _, at in all_placed if not at.is_loopback), None)
+    for path, address in all_placed:
+        first = seen.setdefault((host_key(address.host), address.port), f"{path[0]}:{path[1]}")
+        if address.port and first != f"{path[0]}:{path[1]}":
+            yield Mistake(path, f"{address} is already the address of {first}", "use another port")
+    remote = next((address for _, address in all_placed if not address.is_loopback), None)
     if remote is None:
         return
-    for path, at in all_placed:
-        if at.is_loopback:
+    for path, address in all_placed:
+        if address.is_loopback:
             fix = "write the address by which the other hosts reach this machine"
-            yield Mistake(path, f"{at} is loopback: {remote.host} cannot reach it", fix)
+            yield Mistake(path, f"{address} is loopback: {remote.host} cannot reach it", fix)
     for job, tasks in cluster.items():
         if isinstance(tasks, int):
             fix = f'list the addresses: "{job}": ["{remote.host}:0"]'

@@ -20,7 +20,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, PydanticCustomError
 
-from tfcluster.spec import Path, shorten
+from tfcluster.spec import FieldPath, shorten
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -74,7 +74,7 @@ class Section(BaseModel):
 class Mistake:
     """One broken rule, at a path relative to the value that was checked."""
 
-    path: Path
+    path: FieldPath
     message: str
     fix: str = ""
     on_key: bool = False
@@ -187,7 +187,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*", re.ASCII)
 
 def _check_variable_name(name: str) -> str:
     if not _NAME.fullmatch(name):
-        fix = "use letters, digits and _ only, for example WANDB_API_KEY"
+        fix = "use letters, digits, _, . and -, and no digit first, for example WANDB_API_KEY"
         raise field_error(f"{shorten(name)} is not a variable name", fix)
     if name in RESERVED_VARIABLES:
         raise field_error(f"{name} is set by tfcluster for each task", "leave it out")

@@ -13,13 +13,13 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path as FilePath
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic_core import PydanticCustomError
 
 from tfcluster.errors import Problem, SpecError, join_first
-from tfcluster.spec import JOBS, HostChoice, JobName, Path, cluster, shorten
+from tfcluster.spec import JOBS, FieldPath, HostChoice, JobName, cluster, shorten
 from tfcluster.spec.cluster import MAX_TASKS, host_key, iter_entries
 from tfcluster.spec.fields import drop_x_keys
 from tfcluster.spec.overrides import Override
@@ -51,7 +51,7 @@ class HostSlots:
 
 
 def read_hosts(choice: HostChoice) -> tuple[HostSlots, ...]:
-    """Return the hosts of ``--hosts`` or ``--hostfile``, in order; empty if neither was given.
+    """Return the hosts of ``--hosts`` or ``--hostfile``, in order.
 
     Raises SpecError with all problems, each with its file and line.
     """
@@ -60,8 +60,7 @@ def read_hosts(choice: HostChoice) -> tuple[HostSlots, ...]:
         raise SpecError.at("--hostfile", message, "keep one of them")
     if choice.hostfile is not None:
         return _read_file(choice.hostfile)
-    if choice.hosts is None:
-        return ()
+    assert choice.hosts is not None
     if _is_file(choice.hosts):
         return _read_file(choice.hosts)
     items = [item.strip() for item in choice.hosts.split(",") if item.strip()]
@@ -122,7 +121,7 @@ def drop_host_settings(value: Mapping[str, Any], unused: set[str]) -> Mapping[st
 def _is_file(text: str) -> bool:
     if "," in text:
         return False
-    return "/" in text or FilePath(text).suffix in _FILE_SUFFIXES or os.path.isfile(text)
+    return "/" in text or Path(text).suffix in _FILE_SUFFIXES or os.path.isfile(text)
 
 
 def _collect(items: Iterator[tuple[str, list[str]]], source: str) -> tuple[HostSlots, ...]:
@@ -261,7 +260,7 @@ class Selection:
     moved: Mapping[tuple[str, int], int]
     """(job, old index) → new index."""
 
-    def new_path(self, path: Path) -> Path | None:
+    def new_path(self, path: FieldPath) -> FieldPath | None:
         """Return the new path of the spec's `path`, or None if its task was left out."""
         match path:
             case ("cluster", str(job), int(index), *rest):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from tfcluster.agent import foreign_json
-from tfcluster.spec import Path, shorten
+from tfcluster.spec import FieldPath, shorten
 
 MAX_DEPTH = 64
 MAX_NUMBER_LENGTH = 40
@@ -49,11 +49,11 @@ class Document:
     """A JSON value, and the offset of each of its parts in the text."""
 
     value: Any
-    values: dict[Path, int]
+    values: dict[FieldPath, int]
     """Path → offset of the value."""
-    keys: dict[Path, int]
+    keys: dict[FieldPath, int]
     """Path → offset of the key, for members of objects."""
-    repeated: tuple[Path, ...]
+    repeated: tuple[FieldPath, ...]
     """Paths of keys written twice; `keys` and `values` hold the second."""
 
 
@@ -81,9 +81,9 @@ class _Reader:
     text: str
     comments: bool
     at: int = 0
-    values: dict[Path, int] = field(default_factory=dict)
-    keys: dict[Path, int] = field(default_factory=dict)
-    repeated: list[Path] = field(default_factory=list)
+    values: dict[FieldPath, int] = field(default_factory=dict)
+    keys: dict[FieldPath, int] = field(default_factory=dict)
+    repeated: list[FieldPath] = field(default_factory=list)
 
     def fail(self, message: str, fix: str = "", offset: int | None = None) -> NoReturn:
         raise TextError(self.at if offset is None else offset, message, fix)
@@ -105,7 +105,7 @@ class _Reader:
                 self.fail("comments are allowed in .jsonc files only", fix)
             self.at = comment.end()
 
-    def value(self, path: Path, depth: int) -> Any:
+    def value(self, path: FieldPath, depth: int) -> Any:
         if depth > MAX_DEPTH:
             self.fail(*TOO_DEEP)
         self.values[path] = self.at
@@ -120,7 +120,7 @@ class _Reader:
                 self.fail("unexpected end of the file", "add the missing bracket or value")
         return self.scalar()
 
-    def object(self, path: Path, depth: int) -> dict[str, Any]:
+    def object(self, path: FieldPath, depth: int) -> dict[str, Any]:
         members: dict[str, Any] = {}
         opened = self.at
         self.at += 1
@@ -141,7 +141,7 @@ class _Reader:
             members[key] = self.value(member, depth + 1)
         return members
 
-    def array(self, path: Path, depth: int) -> list[Any]:
+    def array(self, path: FieldPath, depth: int) -> list[Any]:
         items: list[Any] = []
         opened = self.at
         self.at += 1

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path as FilePath
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from tfcluster.agent.error_text import describe_error
 from tfcluster.errors import Problem, SpecError
-from tfcluster.spec import UNCHANGED, Path, PlanOptions, jsonc, overrides, shorten
+from tfcluster.spec import UNCHANGED, FieldPath, PlanOptions, jsonc, overrides, shorten
 from tfcluster.spec.fields import Mistake
 from tfcluster.spec.hosts import read_hosts, select, spread
 from tfcluster.spec.model import VERSION, ClusterSpec
@@ -25,9 +25,9 @@ class LoadedSpec:
     """A spec, its source, and the fields that the command line set."""
 
     spec: ClusterSpec
-    path: FilePath | None
+    path: Path | None
     """The absolute path of the file; None: standard input."""
-    folder: FilePath
+    folder: Path
     """The folder to which the spec's paths are relative; the working directory for stdin."""
     set_paths: frozenset[str]
     """Dotted paths given with ``--set``."""
@@ -36,7 +36,7 @@ class LoadedSpec:
 
 
 def load(
-    source: str | FilePath | Mapping[str, Any] | None = None,
+    source: str | Path | Mapping[str, Any] | None = None,
     options: PlanOptions = UNCHANGED,
     *,
     where: str = "spec",
@@ -49,10 +49,10 @@ def load(
     read = _source_of(source, where) if isinstance(source, Mapping) else read_source(source)
     hosts, chosen = options.hosts, _overrides(options)
     document = read.document()
-    value = overrides.apply(document.value, chosen)
-    set_paths: Sequence[Path | None] = [override.path for override in chosen]
-    if named := read_hosts(hosts):
-        value, places = spread(value, named, workers=hosts.workers)
+    value = overrides.apply(document.value, chosen) if chosen else document.value
+    set_paths: Sequence[FieldPath | None] = [override.path for override in chosen]
+    if hosts.hosts is not None or hosts.hostfile is not None:
+        value, places = spread(value, read_hosts(hosts), workers=hosts.workers)
         value, chosen = overrides.apply(value, places), (*chosen, *places)
     check = _Check(value, document, read, chosen)
     spec = check.spec()
@@ -71,7 +71,7 @@ def _source_of(value: Mapping[str, Any], where: str) -> SpecSource:
     except (TypeError, ValueError, RecursionError) as error:
         fix = "use strings, numbers, booleans, None, lists and dictionaries"
         raise SpecError.at(where, f"not JSON: {describe_error(error)}", fix) from None
-    return SpecSource(text, where, None, FilePath.cwd(), has_places=False)
+    return SpecSource(text, where, None, Path.cwd(), has_places=False)
 
 
 def _overrides(options: PlanOptions) -> tuple[overrides.Override, ...]:
@@ -141,7 +141,7 @@ class _Check:
     def _place(self, mistake: Mistake) -> str:
         return self._option(mistake.path) or self.source.place(self._file_offset(mistake))
 
-    def _option(self, path: Path) -> str | None:
+    def _option(self, path: FieldPath) -> str | None:
         """Return the option that set the value at `path`, or created the object around it."""
         for override in reversed(self.chosen):
             is_above = override.path[: len(path)] == path and path not in self.document.values

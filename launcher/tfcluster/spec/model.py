@@ -12,7 +12,7 @@ from pydantic import model_validator
 from tfcluster import kinds
 from tfcluster.errors import join_first
 from tfcluster.kinds import AUTO
-from tfcluster.spec import JOBS, Path, published_schema, shorten
+from tfcluster.spec import JOBS, TUNER_VARIABLES, FieldPath, published_schema, shorten
 from tfcluster.spec.cluster import Cluster, count, iter_entries, parse, task_names
 from tfcluster.spec.fields import Mistake, RulesBroken, Section, documented, matching, required
 from tfcluster.spec.job import Job
@@ -26,7 +26,6 @@ from tfcluster.spec.sections import (
 )
 
 VERSION = 1
-TUNER_VARIABLES = ("KERASTUNER_ORACLE_IP", "KERASTUNER_ORACLE_PORT", "KERASTUNER_TUNER_ID")
 _SEARCH_EXAMPLE = 'for example {"chief": 1, "worker": 2}'
 _THIS_MACHINE = "local"
 """The name of the node on this machine."""
@@ -214,7 +213,7 @@ class ClusterSpec(Section):
             fix = f"write 1 to {trainers}"
             message = f"min_workers is {least}, but the cluster has {trainers}"
             yield Mistake(("supervision", "min_workers"), message, fix)
-        lists: list[tuple[Path, object]] = [(("resources", "gpus"), self.resources.gpus)]
+        lists: list[tuple[FieldPath, object]] = [(("resources", "gpus"), self.resources.gpus)]
         for task, entry in iter_entries(self.cluster):
             lists.append((("cluster", *task, "gpus"), entry.gpus))
         for path, listed in lists:
@@ -237,7 +236,7 @@ def _check_search_cluster(spec: ClusterSpec) -> Iterator[Mistake]:
 
 
 def _check_search_variables(spec: ClusterSpec) -> Iterator[Mistake]:
-    places: list[tuple[Path, object]] = [(("job", "env"), spec.job.env)]
+    places: list[tuple[FieldPath, object]] = [(("job", "env"), spec.job.env)]
     for host, settings in spec.runtime.hosts.items():
         places.append((("runtime", "hosts", host, "env"), settings.env))
     for task, entry in iter_entries(spec.cluster):

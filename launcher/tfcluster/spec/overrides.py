@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfcluster.errors import SpecError
-from tfcluster.spec import Path, jsonc, published_schema, shorten
+from tfcluster.spec import FieldPath, jsonc, published_schema
 from tfcluster.spec.fields import Mistake
 from tfcluster.spec.problems import show_path, unknown_key
 
@@ -19,7 +19,7 @@ from tfcluster.spec.problems import show_path, unknown_key
 class Override:
     """One field that an option sets; messages quote `option`."""
 
-    path: Path
+    path: FieldPath
     value: Any
     option: str
 
@@ -32,7 +32,7 @@ def parse(text: str) -> Override:
     field that may be null. Raises SpecError.
     """
     name, equals, value = text.partition("=")
-    option = f"--set {shorten(text)[1:-1]}" if len(text) > 60 else f"--set {text}"
+    option = f"--set {text if len(text) <= 60 else f'{text[:59]}…'}"
     if not equals or not name:
         fix = "write for example --set supervision.grace_s=60"
         raise SpecError.at(option, "not FIELD=VALUE", fix)
@@ -51,7 +51,7 @@ def apply(value: Any, overrides: Iterable[Override]) -> Any:
     return changed
 
 
-def _put(current: Any, rest: Path, override: Override, done: Path = ()) -> Any:
+def _put(current: Any, rest: FieldPath, override: Override, done: FieldPath = ()) -> Any:
     if not rest:
         return override.value
     key = rest[0]
@@ -67,7 +67,9 @@ def _put(current: Any, rest: Path, override: Override, done: Path = ()) -> Any:
     return {**current, key: _put(current.get(key), rest[1:], override, (*done, key))}
 
 
-def _put_item(current: Any, index: int, rest: Path, override: Override, done: Path) -> Any:
+def _put_item(
+    current: Any, index: int, rest: FieldPath, override: Override, done: FieldPath
+) -> Any:
     items = [] if current is None else current
     if not isinstance(items, list):
         fix = f"set the whole list: --set {show_path(done)}='[…]'"
@@ -83,7 +85,7 @@ def _put_item(current: Any, index: int, rest: Path, override: Override, done: Pa
     ]
 
 
-def _resolve(parts: tuple[str, ...], done: Path) -> Path | None:
+def _resolve(parts: tuple[str, ...], done: FieldPath) -> FieldPath | None:
     """Return the path of dotted `parts`, or None; keys of hosts and variables may contain dots."""
     if not parts:
         return done
@@ -93,7 +95,7 @@ def _resolve(parts: tuple[str, ...], done: Path) -> Path | None:
     return None
 
 
-def _steps(parts: tuple[str, ...], done: Path) -> Iterator[tuple[str | int, int]]:
+def _steps(parts: tuple[str, ...], done: FieldPath) -> Iterator[tuple[str | int, int]]:
     """Yield each possible next step below `done` and the number of `parts` that it uses."""
     types = published_schema.types_at(done)
     if parts[0] in published_schema.keys_at(done):
@@ -105,7 +107,7 @@ def _steps(parts: tuple[str, ...], done: Path) -> Iterator[tuple[str | int, int]
 
 
 def _first_unknown(parts: tuple[str, ...]) -> Mistake:
-    done: Path = ()
+    done: FieldPath = ()
     for part in parts:
         step = next((step for step, _ in _steps((part,), done)), None)
         if step is None:
@@ -114,7 +116,7 @@ def _first_unknown(parts: tuple[str, ...]) -> Mistake:
     return unknown_key(done)
 
 
-def _read_value(text: str, path: Path, option: str) -> Any:
+def _read_value(text: str, path: FieldPath, option: str) -> Any:
     types = published_schema.types_at(path)
     if types <= {"string", "null"}:
         return None if text == "null" and "null" in types else _check_utf8(text, option)
@@ -127,7 +129,7 @@ def _read_value(text: str, path: Path, option: str) -> Any:
         raise SpecError.at(option, f"{show_path(path)}: {error.message}", fix) from None
 
 
-def _json_fix(path: Path) -> str:
+def _json_fix(path: FieldPath) -> str:
     if known := sorted(published_schema.keys_at(path)):
         return f"write a JSON object, or set one of its fields: {', '.join(known)}"
     example = shlex.quote(json.dumps(published_schema.example_at(path)))

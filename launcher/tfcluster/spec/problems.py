@@ -12,11 +12,12 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from tfcluster.spec import Path, published_schema, shorten
-from tfcluster.spec.cluster import TAGS
+from tfcluster.spec import FieldPath, published_schema, shorten
 from tfcluster.spec.fields import Mistake, RulesBroken
 
 _KEY = "[key]"
+_TAGS = frozenset({"<number>", "<list>", "<all>", "<word>", "<network>"})
+"""Names of union branches that pydantic puts into the path of an error; not part of the spec."""
 """The last part of an error's path where pydantic refuses the key itself."""
 _EXPECTED = {
     "string_type": "a string",
@@ -47,7 +48,7 @@ _SYNONYMS = {
 }
 
 
-def unknown_key(path: Path) -> Mistake:
+def unknown_key(path: FieldPath) -> Mistake:
     """Return the mistake for the unknown key at the end of `path`.
 
     Its fix is a similar name, the right section, or the list of known keys.
@@ -90,7 +91,7 @@ def explain_errors(error: ValidationError, value: Any) -> list[Mistake]:
 def _explain(detail: ErrorDetails, value: Any) -> Iterator[Mistake]:
     raw = detail["loc"]
     on_key = bool(raw) and raw[-1] == _KEY
-    path = tuple(part for part in raw if part not in TAGS and part != _KEY)
+    path = tuple(part for part in raw if part not in _TAGS and part != _KEY)
     context = detail.get("ctx", {})
     broken = context.get("error")
     if isinstance(broken, RulesBroken):
@@ -108,14 +109,14 @@ def _explain(detail: ErrorDetails, value: Any) -> Iterator[Mistake]:
         yield Mistake(path, _message(detail, path, value), _fix(kind, path, value, context), on_key)
 
 
-def _missing_key(path: Path) -> Mistake:
+def _missing_key(path: FieldPath) -> Mistake:
     example = json.dumps(published_schema.example_at(path))
     where = f" in {show_path(path[:-1])}" if path[:-1] else ""
     fix = f'add "{path[-1]}": {example}'
     return Mistake(path, f'"{path[-1]}" is missing{where}', fix, on_key=True)
 
 
-def _message(detail: ErrorDetails, path: Path, value: Any) -> str:
+def _message(detail: ErrorDetails, path: FieldPath, value: Any) -> str:
     given = _quoted(_value_at(value, path))
     kind = detail["type"]
     if expected := _EXPECTED.get(kind):
@@ -134,7 +135,7 @@ def _message(detail: ErrorDetails, path: Path, value: Any) -> str:
     return f"{given} is not {text}"
 
 
-def _fix(kind: str, path: Path, value: Any, context: Mapping[str, Any]) -> str:
+def _fix(kind: str, path: FieldPath, value: Any, context: Mapping[str, Any]) -> str:
     given, example = _value_at(value, path), published_schema.example_at(path)
     if kind == "string_type" and isinstance(given, int | float) and not isinstance(given, bool):
         return f"write it in quotes: {json.dumps(json.dumps(given))}"
@@ -154,7 +155,7 @@ def _fix(kind: str, path: Path, value: Any, context: Mapping[str, Any]) -> str:
     return f"write for example {json.dumps(example)}" if example is not None else ""
 
 
-def _as_list(text: str, path: Path) -> list[str]:
+def _as_list(text: str, path: FieldPath) -> list[str]:
     """Return a command line as its words, and any other string as one item."""
     if path[-1] in ("args", "command"):
         with contextlib.suppress(ValueError):  # a quote that is not closed
@@ -162,7 +163,7 @@ def _as_list(text: str, path: Path) -> list[str]:
     return [text]
 
 
-def _value_at(value: Any, path: Path) -> Any:
+def _value_at(value: Any, path: FieldPath) -> Any:
     for part in path:
         members = dict(enumerate(value)) if isinstance(value, list) else value
         if not isinstance(members, Mapping) or part not in members:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Iterator
-from pathlib import Path as FilePath
+from pathlib import Path
 from typing import Any
 
-from tfcluster.spec import Path
+from tfcluster.spec import FieldPath
 
 SCHEMA_FILE = "spec-v1.schema.json"
 Node = dict[str, Any]
@@ -19,7 +19,7 @@ Node = dict[str, Any]
 
 def text() -> str:
     """Return the text of the published schema file."""
-    return (FilePath(__file__).parent / SCHEMA_FILE).read_text(encoding="utf-8")
+    return (Path(__file__).parent / SCHEMA_FILE).read_text(encoding="utf-8")
 
 
 @functools.cache
@@ -38,7 +38,7 @@ def branches(node: Node) -> list[Node]:
     return [node]
 
 
-def nodes_at(path: Path) -> list[Node]:
+def nodes_at(path: FieldPath) -> list[Node]:
     """Return all schema nodes that apply to a value at `path`; empty for an unknown path."""
     nodes = [schema()]
     for part in path:
@@ -46,30 +46,30 @@ def nodes_at(path: Path) -> list[Node]:
     return nodes
 
 
-def example_at(path: Path) -> Any:
+def example_at(path: FieldPath) -> Any:
     """Return the example value of the field at `path`, or None."""
     node = next(iter(nodes_at(path)), {})
     return next(iter(node.get("examples", ())), None)
 
 
-def keys_at(path: Path) -> set[str]:
+def keys_at(path: FieldPath) -> set[str]:
     """Return the keys that an object at `path` may have."""
     return {key for form in _forms_at(path) for key in form.get("properties", ())}
 
 
-def is_map(path: Path) -> bool:
+def is_map(path: FieldPath) -> bool:
     """Return whether the user chooses the keys of an object at `path`: hosts, variables."""
     return any(isinstance(form.get("additionalProperties"), dict) for form in _forms_at(path))
 
 
-def choices_at(path: Path) -> list[Any]:
+def choices_at(path: FieldPath) -> list[Any]:
     """Return the values of a field with fixed choices."""
     forms = _forms_at(path)
     constants = [form["const"] for form in forms if "const" in form]
     return [choice for form in forms for choice in form.get("enum", ())] + constants
 
 
-def types_at(path: Path) -> set[str]:
+def types_at(path: FieldPath) -> set[str]:
     """Return the JSON types that a value at `path` may have; empty for an unknown path."""
     return {_type(form) for form in _forms_at(path)}
 
@@ -81,7 +81,7 @@ def find_key(key: str) -> tuple[str, ...]:
     return tuple(sorted(paths, key=lambda path: path.count("."))[:2])
 
 
-def _forms_at(path: Path) -> list[Node]:
+def _forms_at(path: FieldPath) -> list[Node]:
     return [form for node in nodes_at(path) for form in branches(node)]
 
 

@@ -13,7 +13,7 @@ from typing import Any, Final, NoReturn
 
 import yaml
 
-from tfcluster.spec import Path, shorten
+from tfcluster.spec import FieldPath, shorten
 from tfcluster.spec.jsonc import (
     MAX_DEPTH,
     MAX_NUMBER_LENGTH,
@@ -101,14 +101,14 @@ def _syntax_error(error: yaml.MarkedYAMLError, text: str) -> TextError:
 class _Reader:
     resolver: Any
     count: int = 0
-    values: dict[Path, int] = field(default_factory=dict)
-    keys: dict[Path, int] = field(default_factory=dict)
-    repeated: list[Path] = field(default_factory=list)
+    values: dict[FieldPath, int] = field(default_factory=dict)
+    keys: dict[FieldPath, int] = field(default_factory=dict)
+    repeated: list[FieldPath] = field(default_factory=list)
 
     def fail(self, node: yaml.Node, message: str, fix: str) -> NoReturn:
         raise TextError(node.start_mark.index, message, fix)
 
-    def value(self, node: yaml.Node, path: Path, depth: int) -> Any:
+    def value(self, node: yaml.Node, path: FieldPath, depth: int) -> Any:
         if depth > MAX_DEPTH:
             self.fail(node, *TOO_DEEP)
         self.count += 1
@@ -124,7 +124,7 @@ class _Reader:
         assert isinstance(node, yaml.ScalarNode)
         return self.scalar(node)
 
-    def mapping(self, node: yaml.MappingNode, path: Path, depth: int) -> dict[str, Any]:
+    def mapping(self, node: yaml.MappingNode, path: FieldPath, depth: int) -> dict[str, Any]:
         members: dict[str, Any] = {}
         for key_node, value_node in node.value:
             key = self.key(key_node)

@@ -11,7 +11,7 @@ from tfcluster.plans.keras_settings import KerasPatch, asks_for_keras_3, keras_p
 from tfcluster.plans.plan import Plan, TaskId, TaskPlan
 from tfcluster.rundir.events import TaskExited
 from tfcluster.supervision.failure import Failure
-from tfcluster.supervision.restart_policy import TRAINERS, restarts_alone
+from tfcluster.supervision.restart_policy import restarts_alone
 
 BOOT_GRACE_S = 2.0
 """The grace of hooked tasks that cannot save: MultiWorkerMirroredStrategy swallows SIGTERM
@@ -205,7 +205,7 @@ class Member:
     @property
     def trains_together(self) -> bool:
         """True for a task that takes its steps together with others: a worker or the chief."""
-        return self.id.job in TRAINERS and not (self.restarts_alone or self.serves)
+        return self.id.trains and not (self.restarts_alone or self.serves)
 
     @property
     def waits_for_chief(self) -> bool:

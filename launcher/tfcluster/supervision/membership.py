@@ -13,7 +13,6 @@ from typing import Final
 
 from tfcluster.errors import UsageError, join_first
 from tfcluster.plans.plan import Plan, TaskId
-from tfcluster.supervision.restart_policy import TRAINERS
 
 _START_AGAIN: Final = (
     "stop it, write another number of workers into its spec, and continue:"
@@ -63,7 +62,7 @@ class Membership:
     @property
     def workers(self) -> list[TaskId]:
         """The members that train: chief and workers."""
-        return [task for task in self.members if task.job in TRAINERS]
+        return [task for task in self.members if task.trains]
 
     def uses(self, node: str) -> bool:
         """Return whether any task of the next gang is on `node`."""
@@ -73,7 +72,7 @@ class Membership:
         """Leave `tasks` out of the next gang."""
         for task in tasks:
             self.absent[task] = absence
-            if task.job in TRAINERS:
+            if task.trains:
                 self.changed_at = now
 
     # -- nodes that are back ----------------------------------------------------------------
@@ -100,14 +99,14 @@ class Membership:
         """Make `tasks` members again."""
         for task in tasks:
             del self.absent[task]
-            if task.job in TRAINERS:
+            if task.trains:
                 self.changed_at = now
 
     def _returning(self) -> tuple[TaskId, ...]:
         """Return the tasks whose nodes are back, the workers among them up to `requested`."""
         startable = [task for task in self._absent_by_node() if self._is_startable(task)]
         most = len(self.plan.tasks) if self.requested is None else self.requested
-        workers = [task for task in startable if task.job in TRAINERS]
+        workers = [task for task in startable if task.trains]
         excess = set(workers[max(0, most - len(self.workers)) :])
         return tuple(task for task in startable if task not in excess)
 
@@ -140,7 +139,7 @@ class Membership:
                 fix=_START_AGAIN,
             )
         least = plan.supervision.min_workers or 1
-        most = sum(task.id.job in TRAINERS for task in plan.tasks)
+        most = sum(task.id.trains for task in plan.tasks)
         if not least <= workers <= most:
             limit = f" and supervision.min_workers {least}" if least > 1 else ""
             raise UsageError(
@@ -157,7 +156,7 @@ class Membership:
         reasons = [
             f"{task}: {self.absent[task].value if self._is_startable(task) else Absence.NODE.value}"
             for task in missing
-            if task not in self._additional() and task.job in TRAINERS
+            if task not in self._additional() and task.trains
         ]
         raise UsageError(
             f"it cannot have {count_of(workers)} now, only {ready}: {join_first(reasons)}",
@@ -167,7 +166,7 @@ class Membership:
     def _additional(self) -> list[TaskId]:
         """Return the workers that a request can take in, those with the lowest numbers first."""
         candidates = self._absent_for(lambda absence: absence is not Absence.FAILED)
-        return [t for t in candidates if t.job in TRAINERS and self._is_startable(t)]
+        return [t for t in candidates if t.trains and self._is_startable(t)]
 
     def describe_request(self, workers: int) -> str:
         """Return a sentence about what `resize` will do."""

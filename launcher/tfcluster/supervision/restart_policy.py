@@ -154,12 +154,9 @@ def restarts_alone(plan: Plan, task: TaskId) -> bool:
     return plan.kind == "tuner" or plan.task(task).serves
 
 
-TRAINERS = ("chief", "worker")
-
-
 def chief_of(members: Iterable[TaskId]) -> TaskId:
     """Return the task whose checkpoints count: the chief, else the lowest-numbered worker."""
-    trainers = (task for task in members if task.job in TRAINERS)
+    trainers = (task for task in members if task.trains)
     return min(trainers, key=lambda task: (task.job != "chief", task.index))
 
 
@@ -193,7 +190,7 @@ def remaining(
     if least is None or not plan.is_synchronous:
         return None
     left = tuple(task for task in members if task not in lost)
-    trainers = [task for task in left if task.job in TRAINERS]
+    trainers = [task for task in left if task.trains]
     return left if len(trainers) >= max(1, least) else None
 
 

@@ -18,7 +18,7 @@ from tfcluster.supervision.failure import Failure, Kind, kind_of_loss
 from tfcluster.supervision.gang import Gang
 from tfcluster.supervision.member import Member
 from tfcluster.supervision.membership import Absence, Membership, count_of
-from tfcluster.supervision.restart_policy import TRAINERS, GiveUp, Restart, Restarts
+from tfcluster.supervision.restart_policy import GiveUp, Restart, Restarts
 
 NODE_GONE = GiveUp("its node is gone for good", exhausted=True)
 REACH_S: Final = 60.0
@@ -327,7 +327,7 @@ class Restarter:
         )
         if not is_at_work or self.end.next_attempt is not None or self.end.has_timer("stacks"):
             return
-        joining = [task for task in self.membership.due_to_join(now) if task.job in TRAINERS]
+        joining = [task for task in self.membership.due_to_join(now) if task.trains]
         if joining and not self.gang.is_nearly_over:
             names = join_first(joining)
             verb, count = "is" if len(joining) == 1 else "are", len(self.membership.workers)
@@ -370,7 +370,7 @@ class Restarter:
         """
         lost = {task.id for task in self.plan.tasks if task.node in nodes}
         members = restart_policy.remaining(self.plan, self.membership.members, lost)
-        if members is None or any(task.job not in TRAINERS for task in lost):
+        if members is None or any(not task.trains for task in lost):
             return
         for node, loss in nodes.items():
             self.gone[node] = loss

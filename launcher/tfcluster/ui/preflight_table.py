@@ -10,14 +10,13 @@ from rich.text import Text
 
 from tfcluster.errors import join_first
 from tfcluster.nodes.probe_answers import ProbeAnswer
-from tfcluster.preflight.rules import (
-    VERSIONS,
-    AllReduce,
+from tfcluster.preflight.preflight_report import (
     Finding,
+    MeasuredAllReduce,
     PreflightReport,
-    format_gpus,
     slowest_links,
 )
+from tfcluster.preflight.rules import VERSIONS, format_gpus
 from tfcluster.ui.formats import format_bytes, plural
 from tfcluster.ui.lines import sanitize_text
 from tfcluster.ui.render import UNLIMITED, Grid, part_lines
@@ -71,7 +70,7 @@ def _format_finding(finding: Finding) -> str:
     return f"{kind}{finding.node}: {finding.what}{fix}"
 
 
-def _format_all_reduces(measured: Sequence[AllReduce]) -> list[str]:
+def _format_all_reduces(measured: Sequence[MeasuredAllReduce]) -> list[str]:
     """Return a table of the links and the ring of all workers, and the slowest link of each kind.
 
     A pair of workers has one bandwidth; of a larger ring the part of each link is in brackets.
@@ -96,14 +95,14 @@ def _format_group(workers: Sequence[str]) -> str:
     return " – ".join(workers) if len(workers) == 2 else f"ring of {len(workers)} workers"
 
 
-def _format_speed(measured: AllReduce) -> str:
+def _format_speed(measured: MeasuredAllReduce) -> str:
     speed = f"{measured.gb_per_s:.3g} GB/s"
     if len(measured.workers) == 2:
         return speed
     return f"{speed} ({measured.link_gb_per_s:.3g} GB/s on each link)"
 
 
-def _name_link(link: AllReduce) -> str:
+def _name_link(link: MeasuredAllReduce) -> str:
     """Return the two workers of a link, with their nodes unless these are named after them."""
     ends = list(zip(link.workers, link.nodes, strict=True))
     if len(set(link.nodes)) == 1 or all(worker.replace(":", "-") == node for worker, node in ends):

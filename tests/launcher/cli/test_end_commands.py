@@ -172,7 +172,7 @@ def test_scale_to_shows_the_answer_of_the_coordinator(
     assert json.loads(out) == {"run": paths.run_id, "workers": 2, "answer": "2 from now on"}
     state = registry.load(paths)
     state.job = {"backend": "slurm", "id": "17", "restarts": 0}
-    assert run_writer.write_json(paths.state, state.to_json())
+    run_writer.write_json(paths.state, state.to_json())
     code, _, message = run("scale-to", paths.run_id, "2")
     assert (code, "its coordinator runs in a job of slurm" in message) == (2, True)
 

@@ -27,7 +27,7 @@ from tfcluster.coordinator.startup import Startup
 from tfcluster.kinds import Capabilities
 from tfcluster.nodes.hub import Hub
 from tfcluster.nodes.orders import Answers
-from tfcluster.nodes.remote_folders import Site, site_of
+from tfcluster.nodes.sites import Site, site_of
 from tfcluster.plans.plan import TaskId
 from tfcluster.preflight import probes
 from tfcluster.rundir.events import Event

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from tests.launcher.conftest import plan_of
 
-from tfcluster import backends
 from tfcluster.agent.catalogue import LostRunEnded
 from tfcluster.coordinator import cleanup
 from tfcluster.errors import NodeLostError
@@ -49,17 +48,17 @@ def lost(paths: RunPaths, state: RunSnapshot) -> RunSnapshot:
     plan = plan_of()
     hosts = tuple(NodePlan(name, "ssh", None, "/job") for name in ("a", "b", "never-reached"))
     plan = replace(plan, nodes=(*plan.nodes, *hosts), supervision=Supervision(lease_s=600))
-    assert run_writer.write_json(paths.plan, to_json(plan))
+    run_writer.write_json(paths.plan, to_json(plan))
     state.status, state.ended_at = Status.LOST, 100.0
     state.agents = {"local": KNOWN, "a": dict(KNOWN), "b": dict(KNOWN)}
     state.leases = cleanup.leases(paths, state, time.time())
-    assert run_writer.write_json(paths.state, state.to_json())
+    run_writer.write_json(paths.state, state.to_json())
     return state
 
 
 def serve(monkeypatch: pytest.MonkeyPatch, **answers: Mapping[str, Any] | NodeLostError) -> Hosts:
     hosts = Hosts(answers)
-    monkeypatch.setattr(backends, "class_of", lambda node: hosts)
+    monkeypatch.setattr(cleanup, "class_of", lambda node: hosts)
     return hosts
 
 
@@ -152,7 +151,7 @@ def test_the_function_of_a_lost_run_is_removed(
     plan = replace(
         plan_of(), workdir=str(tmp_path), include=("data", ".tfcluster/function-1234abcd")
     )
-    assert run_writer.write_json(paths.plan, to_json(plan))
+    run_writer.write_json(paths.plan, to_json(plan))
     (tmp_path / "data").mkdir()
     assert package in cleanup.clean_up(paths).files
     assert (package.exists(), (tmp_path / "data").exists()) == (False, True)
@@ -162,6 +161,6 @@ def test_a_host_is_not_asked_after_its_lease(
     paths: RunPaths, lost: RunSnapshot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lost.leases = dict.fromkeys(lost.leases, time.time() - 1)
-    assert run_writer.write_json(paths.state, lost.to_json())
+    run_writer.write_json(paths.state, lost.to_json())
     assert not registry.is_open(registry.load(paths))
     assert cleanup.end_nodes(paths) == []

@@ -265,7 +265,7 @@ def test_a_job_that_slurm_itself_starts_again_and_again_ends_at_its_next_start(
         state = registry.load_recorded(paths)
         writer = RunWriter(state, paths)
         state.status, state.exit_code = Status.RUNNING, None
-        writer.touch()
+        writer.mark_changed()
         writer.close(keeps_reserve=True)
     end = start_job(plan, paths, monkeypatch, 4, NOTHING)
     assert (end.state.status, end.state.attempt) == (Status.FAILED, 3), "it is not tried again"

@@ -83,7 +83,7 @@ def test_the_curves_of_a_run_in_a_cluster_are_copied_while_they_are_served(
     monkeypatch.setattr(jobs, "of_backend", lambda backend: fake)
     monkeypatch.setattr(fake, "follow", lambda paths, job, cluster: copied.append(paths))
     paths = submitted(home_dir, fake)
-    assert write_json(paths.plan, to_json(plan_of()))
+    write_json(paths.plan, to_json(plan_of()))
     result = CliRunner().invoke(command, [paths.run_id])
     assert "http://127.0.0.1:1/" in result.output
     assert copied == [paths]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tfcluster.agent.protocol import NOT_IN_FILE
-from tfcluster.nodes.remote_folders import RemoteLogs
+from tfcluster.nodes.remote_logs import RemoteLogs
 from tfcluster.plans.plan import TaskId
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.task_logs import LogTimes
@@ -34,7 +34,7 @@ def test_a_line_has_the_time_at_which_it_came(paths: RunPaths) -> None:
     between = time.time()
     time.sleep(0.15)
     logs.take("gpu1", Log(name="prepare/0", offset=4, data=b"two\n"))
-    times = LogTimes(paths.prepare_log("gpu1"))
+    times = LogTimes(paths.step_log("prepare", "gpu1"))
     first, second = times.at(3), times.at(7)
     assert first is not None
     assert second is not None

@@ -7,8 +7,12 @@ from typing import Any
 
 import pytest
 
-from tfcluster.nodes.orders import AssignedResources, assign_resources, explain_shared_gpus
 from tfcluster.nodes.probe_answers import ProbeAnswer
+from tfcluster.nodes.probed_resources import (
+    AssignedResources,
+    assign_resources,
+    explain_shared_gpus,
+)
 from tfcluster.plans.build import make_plan
 from tfcluster.plans.context import PlanContext
 from tfcluster.plans.placement import place_tasks

@@ -7,7 +7,9 @@ from tests.launcher.conftest import plan_of
 from tfcluster.agent import catalogue as msg
 from tfcluster.agent import protocol
 from tfcluster.nodes import orders
-from tfcluster.nodes.remote_folders import site_of
+from tfcluster.nodes.sites import site_of
+from tfcluster.plans.plan import Command
+from tfcluster.plans.preloading import PreloadPlan
 from tfcluster.plans.tf_config import Attempt, build
 from tfcluster.rundir.paths import RunPaths
 
@@ -55,3 +57,11 @@ def test_tasks_that_form_no_cluster_get_no_addresses(paths: RunPaths) -> None:
     start = start_of(Attempt(plan, 1, tuple(task.id for task in plan.tasks), {}), paths)
     assert start.cluster == {}
     assert {task.place for task in start.tasks} == {None}
+
+
+def test_the_same_preloader_has_the_same_key_and_another_one_another(paths: RunPaths) -> None:
+    site = site_of("local", paths, msg.Welcome(pid=5, guard_pid=6))
+    plans = (PreloadPlan(Command((argv,), (), "/"), frozenset()) for argv in ("a", "a", "b"))
+    first, same, other = (orders.preload(plan, plan_of().nodes[0], site) for plan in plans)
+    assert first == same
+    assert first.key != other.key

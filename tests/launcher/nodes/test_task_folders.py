@@ -13,7 +13,7 @@ from tests.launcher.messages import read_report
 
 from tfcluster.agent import catalogue as msg
 from tfcluster.nodes.hub import Hub
-from tfcluster.nodes.remote_folders import Site
+from tfcluster.nodes.sites import Site
 from tfcluster.nodes.task_folders import TaskFolders
 from tfcluster.plans.plan import NodePlan
 from tfcluster.plans.remote_paths import NodePaths

@@ -22,7 +22,7 @@ def test_a_later_layer_takes_precedence_and_is_the_source() -> None:
 
 def test_null_means_the_value_of_the_launchers_environment() -> None:
     found = resolve([Layer("job.env", {"A": None})], launcher={"A": "x"}, secrets=())
-    assert found["A"] == EnvVar("A", "x", "job.env, the launcher's value")
+    assert found["A"] == EnvVar("A", "x", "job.env, the launcher's value", from_launcher=True)
 
 
 def test_null_for_an_unset_variable_is_refused() -> None:

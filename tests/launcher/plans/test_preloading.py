@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from tfcluster.plans import preloading
 from tfcluster.plans.imports import Code
-from tfcluster.plans.plan import Command, Plan
+from tfcluster.plans.plan import Plan
 from tfcluster.plans.preloading import PreloadPlan, preload_on
 
 Planner = Callable[..., Plan]
@@ -145,9 +144,3 @@ def test_each_node_has_its_own_preloader(plan_of: Planner) -> None:
     plan = plan_of({"cluster": {"worker": addresses}}, code=KERAS_JOB)
     assert on(plan, "10.0.0.1").tasks == {"worker:0", "worker:1"}
     assert on(plan, "10.0.0.2").tasks == {"worker:2"}
-
-
-def test_the_same_preloader_has_the_same_key_and_another_one_another() -> None:
-    orders = [preloading.order(Command((argv,), (), "/"), "run-1") for argv in ("a", "a", "b")]
-    assert orders[0] == orders[1]
-    assert orders[0].key != orders[2].key

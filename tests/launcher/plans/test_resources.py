@@ -11,11 +11,11 @@ from tfcluster.plans.resources import (
     Cores,
     Share,
     background_tasks,
-    deal,
+    deal_cores,
     divide_gpus,
     gpu_env,
+    share_machine,
     shared_gpus,
-    shares,
     thread_env,
 )
 
@@ -45,25 +45,27 @@ def tasks(*names: str) -> list[TaskId]:
 def test_cores_are_divided_evenly(
     nodes: tuple[tuple[int, ...], ...], parts: int, expected: list[tuple[int, ...]]
 ) -> None:
-    assert deal(nodes, parts) == expected
+    assert deal_cores(nodes, parts) == expected
 
 
 def test_a_task_stays_in_one_numa_node_if_it_loses_few_cores() -> None:
-    assert deal(TWO, 3) == [(0, 1, 2, 3), (4, 5, 6, 7), (8, 9, 10, 11)], "four cores, not five"
+    assert deal_cores(TWO, 3) == [(0, 1, 2, 3), (4, 5, 6, 7), (8, 9, 10, 11)], (
+        "four cores, not five"
+    )
     three_each = ((0, 1, 2), (3, 4, 5))
-    assert deal(three_each, 3) == [(0, 1), (2, 3), (4, 5)], "half of its cores is too much"
-    assert deal(((0, 1, 2, 3, 4, 5, 6, 7), (8,)), 2) == [(0, 1, 2, 3), (4, 5, 6, 7)]
+    assert deal_cores(three_each, 3) == [(0, 1), (2, 3), (4, 5)], "half of its cores is too much"
+    assert deal_cores(((0, 1, 2, 3, 4, 5, 6, 7), (8,)), 2) == [(0, 1, 2, 3), (4, 5, 6, 7)]
 
 
 def test_tasks_are_spread_over_the_machine() -> None:
-    assert deal(TWO, 2, each=2) == [(0, 1), (8, 9)]
-    assert deal(TWO, 4, each=2) == [(0, 1), (4, 5), (8, 9), (12, 13)]
-    assert deal(SMT, 2, each=1) == [(0,), (2,)], "two cores, not the two threads of one"
+    assert deal_cores(TWO, 2, each=2) == [(0, 1), (8, 9)]
+    assert deal_cores(TWO, 4, each=2) == [(0, 1), (4, 5), (8, 9), (12, 13)]
+    assert deal_cores(SMT, 2, each=1) == [(0,), (2,)], "two cores, not the two threads of one"
 
 
 def test_the_threads_of_one_core_stay_together() -> None:
-    assert deal(SMT, 2) == [(0, 4, 1, 5), (2, 6, 3, 7)]
-    assert deal(SMT, 4) == [(0, 4), (1, 5), (2, 6), (3, 7)]
+    assert deal_cores(SMT, 2) == [(0, 4, 1, 5), (2, 6, 3, 7)]
+    assert deal_cores(SMT, 4) == [(0, 4), (1, 5), (2, 6), (3, 7)]
 
 
 @pytest.mark.parametrize("nodes", [ONE, TWO, SMT, ((0, 1), (2,), (3, 4, 5))])
@@ -72,7 +74,7 @@ def test_shares_are_disjoint_as_long_as_there_are_enough_cores(
     nodes: tuple[tuple[int, ...], ...], parts: int
 ) -> None:
     every = {core for node in nodes for core in node}
-    found = deal(nodes, parts)
+    found = deal_cores(nodes, parts)
     used = [core for share in found for core in share]
     assert len(found) == parts
     assert all(found)
@@ -86,8 +88,8 @@ def test_shares_are_disjoint_as_long_as_there_are_enough_cores(
 
 
 def test_cores_are_reused_if_there_are_too_few() -> None:
-    assert deal(((0, 1, 2),), 2, each=2) == [(0, 1), (2, 0)]
-    assert deal(((0, 1),), 2, each=5) == [(0, 1), (0, 1)]
+    assert deal_cores(((0, 1, 2),), 2, each=2) == [(0, 1), (2, 0)]
+    assert deal_cores(((0, 1),), 2, each=5) == [(0, 1), (0, 1)]
 
 
 def shared(
@@ -95,7 +97,7 @@ def shared(
 ) -> list[Share]:
     ids = tasks(*names.split())
     background = background_tasks(ids, is_search=is_search)
-    found = shares(ids, Resources(**requested), cores=cores, gpus=(), background=background)
+    found = share_machine(ids, Resources(**requested), cores=cores, gpus=(), background=background)
     return [found[task] for task in ids]
 
 

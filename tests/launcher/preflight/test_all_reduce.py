@@ -17,7 +17,7 @@ from tfcluster.nodes.probe_answers import ProbeAnswer
 from tfcluster.plans.plan import NodePlan, Plan, TaskId
 from tfcluster.preflight import all_reduce
 from tfcluster.preflight.all_reduce import Measurement
-from tfcluster.preflight.rules import AllReduce, Finding, PreflightReport
+from tfcluster.preflight.preflight_report import Finding, MeasuredAllReduce, PreflightReport
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.typed_json import from_json
 from tfcluster.ui.preflight_table import format_report
@@ -107,9 +107,9 @@ def test_the_reason_why_nothing_can_be_measured_is_known(
     assert bool(all_reduce.why_not(plan, devices)) == bool(why)
 
 
-def measured(seconds: float, *workers: int, name: str = "RING") -> AllReduce:
+def measured(seconds: float, *workers: int, name: str = "RING") -> MeasuredAllReduce:
     tasks = tuple(f"worker:{number}" for number in workers)
-    return AllReduce(name, tasks, tuple(f"gpu{number}" for number in workers), seconds)
+    return MeasuredAllReduce(name, tasks, tuple(f"gpu{number}" for number in workers), seconds)
 
 
 FOUND = (
@@ -199,7 +199,8 @@ def test_what_the_workers_report_is_the_result_once_all_have_ended(paths: RunPat
     ends = [exited("worker:0"), exited("worker:1")]
     report, is_over = report_of(plan_over("a", "b"), paths, RING, *ends)
     assert (is_over, report.findings, report.notes) == (True, (), ())
-    assert report.all_reduces == (AllReduce("RING", ("worker:0", "worker:1"), ("a", "b"), 0.5),)
+    all_reduce = MeasuredAllReduce("RING", ("worker:0", "worker:1"), ("a", "b"), 0.5)
+    assert report.all_reduces == (all_reduce,)
     assert not report_of(plan_over("a", "b"), paths, RING, ends[0])[1]
     torn = exited("worker:1", None, signal=6)  # another was faster to leave
     assert report_of(plan_over("a", "b"), paths, RING, ends[0], torn)[0].findings == ()

@@ -24,8 +24,8 @@ from tfcluster.node_loss import NodeLoss
 from tfcluster.nodes.orders import Answers
 from tfcluster.plans.plan import NodePlan, Plan
 from tfcluster.preflight import doctor
+from tfcluster.preflight.preflight_report import Finding, PreflightReport
 from tfcluster.preflight.probes import probe_nodes
-from tfcluster.preflight.rules import Finding, PreflightReport
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.spec.sections import Runtime
 from tfcluster.typed_json import from_json
@@ -87,7 +87,7 @@ def examine(tmp_path: Path) -> Examine:
             async with asyncio.timeout(10):
                 plan = replace(plan_of(), workdir=str(tmp_path))
                 agent: Any = Agent(answers)
-                return await doctor._examine(
+                return await doctor._examine_nodes(
                     plan, tmp_path, deep=False, open_nodes=lambda *_: agent
                 )
 

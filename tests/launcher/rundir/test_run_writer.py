@@ -31,8 +31,10 @@ class Disk:
         vars(log)["_file"] = _LimitedFile(log._file, self)
         return log
 
-    def _write_json(self, *args: Any) -> bool:
-        return self.room > 0 and self._write(*args)
+    def _write_json(self, *args: Any) -> None:
+        if self.room <= 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        self._write(*args)
 
 
 class _LimitedFile:
@@ -99,11 +101,7 @@ def test_progress_writes_the_state_four_times_a_second(
 ) -> None:
     written: list[Any] = []
 
-    def write(*args: Any) -> bool:
-        written.append(args)
-        return True
-
-    monkeypatch.setattr(run_writer, "write_json", write)
+    monkeypatch.setattr(run_writer, "write_json", lambda *args: written.append(args))
     now = 100.0
     writer = RunWriter(state, paths, clock=lambda: now)
     first = len(written)
@@ -126,10 +124,9 @@ def test_writing_a_large_state_takes_at_most_a_tenth_of_the_time(
 ) -> None:
     now, written = 100.0, 0
 
-    def write(*args: Any) -> bool:
+    def write(*args: Any) -> None:
         nonlocal now, written
         now, written = now + 0.1, written + 1
-        return True
 
     monkeypatch.setattr(run_writer, "write_json", write)
     writer = RunWriter(state, paths, clock=lambda: now, timer=lambda: now)

@@ -8,9 +8,6 @@ from typing import Any
 
 import pytest
 
-from tfcluster.plans.tf_config import VARIABLES
-from tfcluster.spec.model import TUNER_VARIABLES
-
 from .writing import problems_of
 
 TUNER = {"script": "tune.py", "kind": "tuner"}
@@ -51,7 +48,3 @@ def test_kerastuner_s_variables_cannot_be_set_in_a_search(place: str, tmp_path: 
     (found,) = problems_of(json.dumps(spec), tmp_path)
     assert "is set by tfcluster for each task of a search" in found.message
     assert found.fix == "leave it out"
-
-
-def test_spec_and_plan_name_the_same_variables() -> None:
-    assert TUNER_VARIABLES == VARIABLES

@@ -102,7 +102,7 @@ def test_logs_of_a_task_that_restarted_alone(
 ) -> None:
     paths = make_ended()
     for log, text in ((paths.attempt_logs(2) / "worker-1.log", "again\n"),
-                      (paths.prepare_log("local"), "done\n")):  # fmt: skip
+                      (paths.step_log("prepare", "local"), "done\n")):  # fmt: skip
         log.parent.mkdir()
         log.write_text(text)
 

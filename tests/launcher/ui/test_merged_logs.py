@@ -151,8 +151,8 @@ def test_a_run_deleted_meanwhile_ends_the_stream_quietly(paths: RunPaths, write_
 
 def test_the_prepare_step_comes_first_and_has_its_name(paths: RunPaths, write_log: Write) -> None:
     write_log("worker:0", b"train\n")
-    paths.prepare_log("local").parent.mkdir()
-    paths.prepare_log("local").write_bytes(b"fetched\n")
+    paths.step_log("prepare", "local").parent.mkdir()
+    paths.step_log("prepare", "local").write_bytes(b"fetched\n")
     assert drained(paths).splitlines() == ["prepare │ fetched", "worker:0 │ train"]
 
 

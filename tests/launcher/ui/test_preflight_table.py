@@ -9,7 +9,7 @@ from tests.documentation import unprinted
 
 from tfcluster.backends.jobs import Obstacle, Outlook
 from tfcluster.nodes.probe_answers import ProbeAnswer
-from tfcluster.preflight.rules import Finding, PreflightReport
+from tfcluster.preflight.preflight_report import Finding, PreflightReport
 from tfcluster.ui.preflight_table import format_report
 
 A = ProbeAnswer("10.0.0.1", "3.11.7", {"tensorflow": "2.15.1"}, ports=(2222,), peers=1)

@@ -137,7 +137,7 @@ def test_without_a_root_cause_the_last_lines_are_the_chiefs(home_dir: Path, is_l
     run.log("worker:0", b"step 20\n")
     if is_lost:
         run.writer.state.pid = 1 << 22
-        run.writer.touch()
+        run.writer.mark_changed()
         run.writer.close()
     else:
         run.end("timed_out", 4, reason="the run took too long")

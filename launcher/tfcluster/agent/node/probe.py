@@ -66,7 +66,12 @@ def _probe(order: dict[str, Any], until: float) -> None:
     unreachable = dial_all(order["others"], lambda other: dial(rendezvous, other, until), latest)
     probing.join()
     # `clock` is read as late as possible: it is compared with the time when the line arrives.
-    answer.update(not_listening=rendezvous.failures, unreachable=unreachable, clock=time.time())
+    answer.update(
+        not_listening=rendezvous.failures,
+        unreachable=unreachable,
+        wrong_names=sorted(rendezvous.wrong_names),
+        clock=time.time(),
+    )
     _print(answer)
     rendezvous.wait_for_all(until + _LATE_S)  # other nodes may still have to connect to this one
 
@@ -111,6 +116,8 @@ class Rendezvous:
     def __init__(self, run: str, node: str) -> None:
         self.name = f"tfcluster {run} {node}\n".encode()
         self.failures: list[list[object]] = []
+        self.wrong_names: set[str] = set()
+        """Hosts of other nodes whose names have no address here, or this node's own."""
         self._changed = threading.Condition()
         self._awaited: set[tuple[str, int]] = set()
 
@@ -212,7 +219,7 @@ def dial(rendezvous: Rendezvous, other: dict[str, Any], until: float) -> str:
 
     Its probe may start later than this one.
     """
-    why, is_late, has_answered = "no answer", False, False
+    why, is_late, has_answered, is_unknown = "no answer", False, False, False
     while (remaining := until - time.monotonic()) > 0:
         timeout_s = max(0.1, min(_DIAL_S, remaining))
         try:
@@ -223,20 +230,24 @@ def dial(rendezvous: Rendezvous, other: dict[str, Any], until: float) -> str:
             expected = [*rendezvous.name.decode().split()[:2], other["node"]]
             if answer == expected:
                 return ""
-            has_answered, is_probe = True, len(answer) == 3
+            has_answered, is_unknown, is_probe = True, False, len(answer) == 3
             why = f"node {answer[2]} answers there" if is_probe else "another program answers there"
         except OSError as error:
             why = error.strerror or str(error) or type(error).__name__
             has_answered = isinstance(error, ConnectionRefusedError)
+            is_unknown = isinstance(error, socket.gaierror)
             if has_answered and not is_late:
                 is_late, until = True, until + _LATE_S
         time.sleep(_RETRY_S)
     # Without an answer, the look-up of the name itself may be what takes so long.
-    return f"{why}{_explain_name(other['host'])}" if has_answered else why
+    address = _own_address(other["host"]) if has_answered else ""
+    if address or is_unknown:
+        rendezvous.wrong_names.add(other["host"])
+    return f"{why}; {other['host']} is {address} on this node" if address else why
 
 
-def _explain_name(host: str) -> str:
-    """Return a note about a name that is an address of this node itself, else an empty string.
+def _own_address(host: str) -> str:
+    """Return the address of a name that is this node itself; empty for other names.
 
     Debian writes a host's own name as 127.0.1.1 into its /etc/hosts; copied to other hosts, such a
     line is wrong there.
@@ -246,7 +257,7 @@ def _explain_name(host: str) -> str:
     except OSError:
         return ""
     is_loopback = address.startswith("127.") or address == "::1"
-    return f"; {host} is {address} on this node" if is_loopback and host != address else ""
+    return address if is_loopback and host != address else ""
 
 
 if __name__ == "__main__":

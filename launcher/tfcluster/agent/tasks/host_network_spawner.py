@@ -20,8 +20,6 @@ from tfcluster.agent import catalogue as msg
 from tfcluster.agent.processes import close_from, die_with_parent, discard_streams
 from tfcluster.agent.tasks.task import exec_or_report
 
-PREPARE = "prepare"
-"""The name of a node's prepare step, in the place of a task's."""
 _NUMBER = struct.Struct(">I")
 _DESCRIPTORS = 3
 

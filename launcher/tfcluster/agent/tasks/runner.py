@@ -23,7 +23,7 @@ from tfcluster.agent.node.limits import OomDetector
 from tfcluster.agent.processes import catches, kill_descendants, signal_group
 from tfcluster.agent.tasks import stacks, stray_processes
 from tfcluster.agent.tasks.children import Child, ChildSocket, belongs_to, find_unhooked
-from tfcluster.agent.tasks.host_network_spawner import PREPARE, HostNetworkSpawner
+from tfcluster.agent.tasks.host_network_spawner import HostNetworkSpawner
 from tfcluster.agent.tasks.last_step import HELD_S, LastStep
 from tfcluster.agent.tasks.log_streaming import LogStreams
 from tfcluster.agent.tasks.preloader import Preloader
@@ -128,7 +128,7 @@ class TaskRunner:
                     env["TF_CONFIG"] = json.dumps({**order.place, "cluster": cluster})
                 order = replace(order, env=env)
             fork: Fork = self._preloader.fork if order.preload else fork_and_exec
-            if attempt == 0 and order.task == PREPARE and self._host_spawner is not None:
+            if attempt == 0 and order.task == msg.PREPARE and self._host_spawner is not None:
                 fork = self._host_spawner.fork
             task = Task(order, attempt, fork)
         except (OSError, StartError) as error:

@@ -98,8 +98,8 @@ class DockerNodes(Nodes):
             await container.explain()
             await container.end()
             loss = container.loss or NodeLoss(str(error))
-            message = f"{node.name} cannot be reached: {loss}"
-            raise NodeLostError(message, nature=loss.nature) from error
+            message = f"cannot be reached: {loss}"
+            raise NodeLostError(message, node=node.name, nature=loss.nature) from error
         self._have_copied(node, container, link.welcome.cache)
         return link
 

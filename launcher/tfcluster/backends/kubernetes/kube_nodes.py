@@ -207,8 +207,9 @@ class KubeNodes(Nodes):
                 if pod.loss or self._clock.now() >= until:
                     where = f"kubectl -n {self._cluster.namespace} describe pod {pod.name}"
                     raise _SilentSeatError(
-                        f"{node.name} cannot be reached: {pod.loss or error}",
+                        f"cannot be reached: {pod.loss or error}",
                         fix=f"`{where}` shows more",
+                        node=node.name,
                         nature=pod.loss.nature if pod.loss else LossNature.UNKNOWN,
                     ) from error
             await self._clock.sleep(_POLL_S)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from tfcluster.spec import Path, shorten
+from tfcluster.spec import FieldPath, shorten
 from tfcluster.spec.fields import Mistake
 from tfcluster.spec.sections import Checkpoints, Resources, Runtime
 
@@ -45,7 +45,7 @@ def _check_resources(runtime: Runtime, resources: Resources) -> Iterator[Mistake
 
 
 def _check_folders(runtime: Runtime, checkpoints: Checkpoints) -> Iterator[Mistake]:
-    folders: dict[Path, str | None] = {("checkpoints", "dir"): checkpoints.dir}
+    folders: dict[FieldPath, str | None] = {("checkpoints", "dir"): checkpoints.dir}
     for host, settings in runtime.hosts.items():
         folders["runtime", "hosts", host, "data_dir"] = settings.data_dir
     for path, folder in folders.items():

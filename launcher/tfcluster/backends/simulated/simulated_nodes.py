@@ -77,8 +77,8 @@ class SimulatedNodes(RelayedNodes):
                 async with asyncio.timeout(self.run.lease_s):
                     await self._power[node.name].wait()
             except TimeoutError as error:
-                message = f"{node.name} cannot be reached: it has no power"
-                raise NodeLostError(message) from error
+                message = "cannot be reached: it has no power"
+                raise NodeLostError(message, node=node.name) from error
         return await super().connect(node, token=token, is_fenced=is_fenced)
 
     def fetch_command(self, node: str, folder: PurePath) -> str:

@@ -79,15 +79,20 @@ def job_options(job: Submission) -> list[str]:
 
 def sbatch_options(job: Submission) -> list[str]:
     """Return the options of sbatch for the nodes of a run, and for the ends it can live with."""
-    return [*_resources(job), *_ends(job), *job.runtime.slurm.extra]
+    return [*named_options(job).values(), *job.runtime.slurm.extra]
+
+
+def named_options(job: Submission) -> dict[str, str]:
+    """Return name → option of sbatch, without those of `runtime.slurm.extra`."""
+    return _resources(job) | _ends(job)
 
 
 def resource_options(job: Submission) -> list[str]:
     """Return the options of salloc for nodes like those of a run."""
-    return [*_resources(job), *job.runtime.slurm.extra]
+    return [*_resources(job).values(), *job.runtime.slurm.extra]
 
 
-def _resources(job: Submission) -> Iterator[str]:
+def _resources(job: Submission) -> dict[str, str]:
     settings, each = job.runtime.slurm, job.tasks_per_node
     wanted: Sequence[tuple[str, object]] = (
         ("partition", settings.partition),
@@ -102,9 +107,7 @@ def _resources(job: Submission) -> Iterator[str]:
         ("constraint", settings.constraint),
         ("reservation", settings.reservation),
     )
-    for name, value in wanted:
-        if value is not None:
-            yield f"--{name}={value}"
+    return {name: f"--{name}={value}" for name, value in wanted if value is not None}
 
 
 def explain_cores(job: Submission) -> str:
@@ -118,16 +121,19 @@ def explain_cores(job: Submission) -> str:
     )
 
 
-def _ends(job: Submission) -> Iterator[str]:
-    yield "--requeue"  # a preempted run goes on in the same folder
-    yield "--open-mode=append"
+def _ends(job: Submission) -> dict[str, str]:
     limit_s = job.runtime.slurm.time or math.inf
     save_s = min(job.save_s, limit_s / _SAVING_SHARE)
-    yield f"--signal=B:USR1@{save_s:.0f}"  # the coordinator saves before the time limit
+    options = {
+        "requeue": "--requeue",  # a preempted run goes on in the same folder
+        "open-mode": "--open-mode=append",
+        "signal": f"--signal=B:USR1@{save_s:.0f}",  # the coordinator saves before the time limit
+    }
     if job.may_shrink:
         # The rest of the job goes on without a lost node. A job that loses its first node then
         # runs on without its script, so all others leave the requeue to Slurm.
-        yield "--no-kill"
+        options["no-kill"] = "--no-kill"
+    return options
 
 
 def _minutes(settings: Slurm) -> int | None:

@@ -39,7 +39,6 @@ from tfcluster.backends.slurm.slurm_commands import (
     refusal,
 )
 from tfcluster.errors import SetupError, join_first
-from tfcluster.plans.environment import FROM_LAUNCHER
 
 if TYPE_CHECKING:
     from tfcluster.spec.sections import Slurm
@@ -296,7 +295,7 @@ def _check_export(job: Submission, environ: Mapping[str, str]) -> list[Obstacle]
     words = {word.partition("=")[0] for word in exported.split(",")}
     tasks = job.plan.tasks if job.plan is not None else ()
     variables = (variable for task in tasks for variable in task.command.env)
-    needed = {v.name for v in variables if v.source.endswith(FROM_LAUNCHER)}
+    needed = {v.name for v in variables if v.from_launcher}
     if "ALL" in words or not (lacking := sorted(needed - words)):
         return []
     option = "--export" if given else "SBATCH_EXPORT"

@@ -152,15 +152,9 @@ class Server:
 
 @contextlib.asynccontextmanager
 async def beside_run(
-    python: str | None, curves: Path, put_event: Callable[[Event], None]
+    python: str, curves: Path, put_event: Callable[[Event], None]
 ) -> AsyncIterator[None]:
-    """Serve the curves of a run during the block, and record where; nothing without `python`.
-
-    A TensorBoard that fails is a warning.
-    """
-    if python is None:
-        yield
-        return
+    """Serve the curves of a run during the block, and record where; a failure is a warning."""
     async with serving(python, curves) as server:
         announcing = asyncio.create_task(_announce(server, put_event))
         try:

@@ -126,13 +126,12 @@ exec setpriv --bounding-set=-sys_admin --inh-caps=-sys_admin "$@"
 CONNECT = """
 import asyncio, sys
 from pathlib import Path
-from tfcluster import backends
-from tfcluster.backends.base import RunContext
+from tfcluster.backends.base import RunContext, open_nodes
 from tfcluster.errors import SetupError
 from tfcluster.plans.plan import NodePlan
 
 node = NodePlan("local", "local", None, "/", network="private")
-nodes = backends.open_nodes([node], RunContext("r", Path(sys.argv[1])))
+nodes = open_nodes([node], RunContext("r", Path(sys.argv[1])))
 try:
     asyncio.run(nodes.connect(node, token="t"))
 except SetupError as error:

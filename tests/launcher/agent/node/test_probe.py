@@ -69,3 +69,32 @@ def test_a_probe_waits_until_every_node_has_connected_to_every_port(port: int) -
         assert dial(ports[1], 5) == ""
         waits.join(30)
         assert not waits.is_alive()
+
+
+@pytest.mark.parametrize(
+    ("error", "address", "is_wrong"),
+    [
+        (socket.gaierror(socket.EAI_NONAME, "Name or service not known"), None, True),
+        (ConnectionRefusedError(111, "Connection refused"), "127.0.1.1", True),
+        (ConnectionRefusedError(111, "Connection refused"), "10.0.0.2", False),
+    ],
+)
+def test_a_name_that_is_unknown_or_the_nodes_own_is_noted(
+    error: OSError, address: str | None, is_wrong: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> socket.socket:
+        raise error
+
+    def look_up(*_: object, **__: object) -> list[object]:
+        if address is None:
+            raise error
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0))]
+
+    monkeypatch.setattr(probe, "_LATE_S", 0.0)
+    monkeypatch.setattr(socket, "create_connection", fail)
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    rendezvous = probe.Rendezvous("run", "a")
+    other = {"node": "b", "host": "b", "port": 1}
+    why = probe.dial(rendezvous, other, time.monotonic() + 0.1)
+    assert why.startswith(str(error.strerror))
+    assert rendezvous.wrong_names == ({"b"} if is_wrong else set())

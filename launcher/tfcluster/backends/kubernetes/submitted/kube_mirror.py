@@ -38,7 +38,7 @@ from tfcluster.errors import TfclusterError
 from tfcluster.rundir import registry
 from tfcluster.rundir.events import Warned
 from tfcluster.rundir.paths import RunPaths
-from tfcluster.rundir.run_writer import EventLog
+from tfcluster.rundir.run_writer import EventLog, replace_file
 from tfcluster.rundir.states import Status
 from tfcluster.wire import messages
 from tfcluster.wire.file_transfer import RemoteFiles, RemoteFilesError
@@ -184,7 +184,7 @@ class Mirror:
 
     def _finish(self, final_state: bytes) -> None:
         if self.paths.is_copy:  # the machine that has started the run fetches its files, too
-            _write_state(self.paths, final_state)
+            replace_file(self.paths.state, final_state)
             return
         deliver_results(self.paths)
         with job_watch.recording_alone(self.paths):  # a view may notice that the Job is gone
@@ -192,7 +192,7 @@ class Mirror:
                 TfclusterError, SilentError, OSError, subprocess.SubprocessError
             ):
                 self.source.release()
-            _write_state(self.paths, final_state)
+            replace_file(self.paths.state, final_state)
         past_runs.find_leftovers_of(self.paths.run_id)  # forgets a run that left nothing
 
 
@@ -289,7 +289,7 @@ class FolderCopy:
         if self._is_over:
             return self._state if is_whole else None
         if self._state is not None:
-            _write_state(self.paths, self._state)
+            replace_file(self.paths.state, self._state)
             self._state = None
         return None
 
@@ -366,12 +366,6 @@ def _shift(line: bytes, by: int) -> bytes:
     if match is None:
         return line
     return b"%s%d%s" % (match[1], int(match[2]) + by, line[match.end() :])
-
-
-def _write_state(paths: RunPaths, state: bytes) -> None:
-    fresh = paths.state.with_name(f".{paths.state.name}.new")
-    fresh.write_bytes(state)
-    fresh.replace(paths.state)
 
 
 def deliver_results(paths: RunPaths) -> None:

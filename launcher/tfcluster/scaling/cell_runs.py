@@ -36,7 +36,7 @@ _OPTIONS: Final = LaunchOptions(gathers=False, keeps_files=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class StudyRequest:
     """The cells that a study measures."""
 
     source: str | None
@@ -57,7 +57,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Gang:
+class PlannedCell:
     """The plan of one run of a study."""
 
     workers: int
@@ -66,12 +66,12 @@ class Gang:
     planned: Planned
 
 
-Tell = Callable[[int, Gang, float | None], None]
-"""A function that gets the number of the cell that is measured next, from 1, its gang, and the
+Tell = Callable[[int, PlannedCell, float | None], None]
+"""A function that gets the number of the cell that is measured next, from 1, the cell, and the
 seconds that the rest probably takes, which are None while nothing has been measured."""
 
 
-def plan_gangs(request: Request) -> tuple[Gang, ...]:
+def plan_cells(request: StudyRequest) -> tuple[PlannedCell, ...]:
     """Return the plan of each run, of which nothing is started.
 
     Raises UsageError for a job that cannot be studied, SpecError, and SetupError for what would
@@ -79,14 +79,14 @@ def plan_gangs(request: Request) -> tuple[Gang, ...]:
     """
     first = planning.load(request.source, request.options)
     _require_studied(first.spec)
-    gangs = []
+    cells = []
     for workers, communication, rate in request.cells:
         options = request.options
         sets = (*options.sets, *_sets(first.spec, request, workers, communication, rate))
         planned = planning.plan(request.source, replace(options, sets=sets))
         rules.require_plan(planned)
-        gangs.append(Gang(workers, communication, rate, planned))
-    return tuple(gangs)
+        cells.append(PlannedCell(workers, communication, rate, planned))
+    return tuple(cells)
 
 
 def _require_studied(spec: ClusterSpec) -> None:
@@ -109,7 +109,7 @@ def _require_studied(spec: ClusterSpec) -> None:
 
 def _sets(
     spec: ClusterSpec,
-    request: Request,
+    request: StudyRequest,
     workers: int,
     communication: str | None,
     rate: float | None,
@@ -139,21 +139,21 @@ def _sets(
 
 
 def measure(
-    gangs: Sequence[Gang], request: Request, tell: Tell, warn: Callable[[str], None]
+    cells: Sequence[PlannedCell], request: StudyRequest, tell: Tell, warn: Callable[[str], None]
 ) -> list[Measured]:
-    """Run all gangs one after the other; return the measured cells.
+    """Run all cells one after the other; return the measured cells.
 
     `warn` gets each warning of the runs once: a communication that the job does not read, for
     example. Ctrl-C ends the run and raises KeyboardInterrupt. Raises JobFailed if a run fails,
     UsageError if a job ends before its cells are measured, and what `api.make_launch` raises.
     """
     measured, warned, began_at = list[Measured](), set[str](), time.monotonic()
-    for done, gang in enumerate(gangs):
-        remaining = (time.monotonic() - began_at) / done * (len(gangs) - done) if done else None
-        tell(done + 1, gang, remaining)
-        run = api.start_launch(api.make_launch(gang.planned, _OPTIONS))
+    for done, cell in enumerate(cells):
+        remaining = (time.monotonic() - began_at) / done * (len(cells) - done) if done else None
+        tell(done + 1, cell, remaining)
+        run = api.start_launch(api.make_launch(cell.planned, _OPTIONS))
         try:
-            measured.append(_measure_cell(run, gang, request.steps))
+            measured.append(_measure_cell(run, cell, request.steps))
         finally:
             run.stop(now=True)
         for warning in run.state().warnings:
@@ -164,17 +164,17 @@ def measure(
     return measured
 
 
-def _measure_cell(run: Run, gang: Gang, least: int) -> Measured:
+def _measure_cell(run: Run, cell: PlannedCell, least: int) -> Measured:
     """Read events until `least` steps count; raises JobFailed or UsageError if the run ends."""
-    steps, events = Steps(str(gang.planned.plan.chief)), run.events(follow=True)
+    steps, events = Steps(str(cell.planned.plan.chief)), run.events(follow=True)
     until = time.monotonic() + FIRST_STEP_S
     while True:
         timed = steps.timed()
         if len(timed.step_s) >= least and timed.lasted_s >= LEAST_S:
             return Measured(
-                workers=gang.workers,
-                communication=gang.communication,
-                rate=gang.rate,
+                workers=cell.workers,
+                communication=cell.communication,
+                rate=cell.rate,
                 step_s=timed.step_s,
                 gradient_bytes=steps.gradient_bytes,
                 global_batch=steps.global_batch,

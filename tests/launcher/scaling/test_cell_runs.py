@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tfcluster.scaling.gang_steps import WARM_UP_S, Steps, Timed
+from tfcluster.scaling.cell_runs import WARM_UP_S, Steps, Timed
 
 
 def reported(steps: list[int], times: list[float], cpu_s: float = 0.0) -> dict[str, object]:

@@ -1,0 +1,51 @@
+"""Facts of a spec's job that follow from several of its fields: strategy, hooks, data folder."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from tfcluster.plans.command import FUNCTION_MODULE, programs
+
+if TYPE_CHECKING:
+    from tfcluster.plans.context import PlanContext
+    from tfcluster.spec.model import ClusterSpec
+
+_TENSORFLOW: Final = frozenset({"tensorflow", "tf_keras", "tensorflow_datasets"})
+
+
+def strategy_name(spec: ClusterSpec) -> str:
+    """Return the spec's strategy, or the default for the cluster's jobs."""
+    return spec.strategy.name or default_strategy(spec)
+
+
+def default_strategy(spec: ClusterSpec) -> str:
+    """Return the strategy of a spec that names none."""
+    if spec.job.kind == "tuner":
+        return "default"  # every tuner trains its trials alone
+    return "parameter_server" if spec.cluster.get("ps") else "multi_worker_mirrored"
+
+
+def runs_python(spec: ClusterSpec) -> bool:
+    """Return whether a task runs a script or a module, and not a command."""
+    return any(program.has_hooks for program in programs(spec.job))
+
+
+def has_hooks(spec: ClusterSpec) -> bool:
+    """Return whether tasks start through `tfcluster_workers.boot`, except those with a command."""
+    return spec.job.hooks == "auto" and runs_python(spec)
+
+
+def needs_tensorflow(spec: ClusterSpec, context: PlanContext) -> bool:
+    """Return whether the job imports TensorFlow for certain; a valid job may never import it."""
+    if not runs_python(spec):
+        return False
+    modules = {program.module or "" for program in programs(spec.job)} - {FUNCTION_MODULE}
+    if any(module.startswith("tfcluster_workers.") for module in modules):
+        return True
+    return bool(context.packages & _TENSORFLOW)
+
+
+def find_data_dir(spec: ClusterSpec, host: str) -> tuple[str, str] | None:
+    """Return the data folder for tasks of `host` and the field that sets it, or None."""
+    folder, field = spec.runtime.of_host(host, "data_dir")
+    return (folder, ".".join(field)) if folder is not None else None
