@@ -52,7 +52,7 @@ class Stage(Enum):
 
 @dataclass(slots=True)
 class AttemptEnd:
-    """The end of an attempt, or of the run: its stage, who is stopped and why, timers, orders."""
+    """The attempt on its way to its end, or the run's: its stage, its timers, the orders so far."""
 
     plan: Plan
     gang: Gang

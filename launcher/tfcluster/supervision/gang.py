@@ -143,17 +143,18 @@ class Gang:
         self._members[name] = member
         self.has_started |= member.is_started
         self._has_trained |= member.has_trained
-        if (before := self._standing.get(name)) not in (None, standing):
+        before = self._standing.get(name)
+        if before is not None and before != standing:
             del self._alike[before][name]
             if not self._alike[before]:
                 del self._alike[before]
         self._standing[name] = standing
         self._alike.setdefault(standing, {})[name] = member
-        if not (member.is_running and member.waits_for_peers and member.is_core):
+        since = member.waits_since if member.is_running and member.is_core else None
+        if since != self._waiting.get(name):
             self._waiting.pop(name, None)
-        elif self._waiting.get(name) != member.waits_since and member.waits_since is not None:
-            self._waiting.pop(name, None)
-            self._waiting[name] = member.waits_since
+            if since is not None:
+                self._waiting[name] = since
 
     def enlist(self, members: Iterable[TaskId], number: int) -> list[TaskId]:
         """Begin attempt `number` of `members`; return the tasks to start.

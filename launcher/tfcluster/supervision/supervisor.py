@@ -57,7 +57,7 @@ AFTER_SUSPENSION_S: Final = 60.0
 
 @dataclass(slots=True)
 class Supervisor:
-    """The state of one run with its inputs, by which alone it changes.
+    """The state of one run, with the inputs that change it.
 
     After any input, take the orders and check `next_attempt` and `outcome`. Two supervisors with
     the same inputs are equal.

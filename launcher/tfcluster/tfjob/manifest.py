@@ -118,7 +118,7 @@ def _show(value: Any) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """A loader that refuses a key that is written twice, and what aliases make too large."""
+    """A loader that refuses a key that is written twice, and what merges (``<<``) make large."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)

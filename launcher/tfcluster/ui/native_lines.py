@@ -254,6 +254,7 @@ class NativeFilter:
         return self._is_stack or self._drops_native(line)
 
     def _drops_native(self, line: bytes) -> bool:
+        """Return whether `line` begins or continues a known message."""
         if self._message is not None and self._continues(self._message, line):
             return True
         self._message = find_message(line) if _find_mark(line) else None
@@ -262,6 +263,10 @@ class NativeFilter:
         return self._message is not None
 
     def _continues(self, message: KnownLine, line: bytes) -> bool:
+        """Return whether `line` is a further line of `message`, or its last one.
+
+        Lines inside of braces are indented; others end the block.
+        """
         is_inner = line.startswith((b"  ", b"}"))
         if message.more is not None and re.fullmatch(message.more, line):
             if is_inner != self._is_open:
