@@ -52,11 +52,14 @@ class DialFault(Enum):
 
 
 class Unreached(ConnectionError):
-    """A dial failed; the text says why."""
+    """A dial failed; the text says why.
 
-    def __init__(self, why: str, fault: DialFault | None = None) -> None:
-        super().__init__(why)
-        self.fault = fault
+    `stderr`: what of it the transport, or a program behind it, has written.
+    """
+
+    def __init__(self, reason: str, stderr: str = "", fault: DialFault | None = None) -> None:
+        super().__init__(reason)
+        self.stderr, self.fault = stderr, fault
 
 
 SILENCE_S = 10.0
@@ -181,27 +184,27 @@ def explain(
     """
     text = shorten_tracebacks(stderr)
     if text and (code in _SELF_EXPLAINING or any(text in stderr for text in _PYTHON_MESSAGES)):
-        return Unreached(text, _FAULTS.get(code or 0))
+        return Unreached(text, text, _FAULTS.get(code or 0))
     if isinstance(error, TimeoutError):
         reason = f"no answer for {SILENCE_S:.0f} s"
         reason += ": does its login hang?" if logs_in else "."
     elif not logs_in:
         # What a container or a prolog has printed before is no reason.
         if code is None or not isinstance(error, EOFError):
-            return Unreached(text or str(error) or f"exit code {code}")
+            return Unreached(text or str(error) or f"exit code {code}", text)
         printed = f"; its output: {error}" if str(error) else ""
-        return Unreached(text or f"it ended with exit code {code}{printed}")
+        return Unreached(text or f"it ended with exit code {code}{printed}", text)
     elif isinstance(error, EOFError | ConnectionResetError) and code is not None:
         reason = (
             f"its login ended with exit code {code} before tfcluster's code ran:"
             " does a .bashrc or .profile end the shell?"
         )
     else:
-        return Unreached(text or str(error) or type(error).__name__)
+        return Unreached(text or str(error) or type(error).__name__, text)
     output = "\n".join(filter(None, (text, str(error) if isinstance(error, EOFError) else "")))
     if output:
         reason += f" Its output: {output}"
-    return Unreached(reason, DialFault.LOGIN if logs_in else None)
+    return Unreached(reason, text, DialFault.LOGIN if logs_in else None)
 
 
 def shorten_tracebacks(stderr: str) -> str:

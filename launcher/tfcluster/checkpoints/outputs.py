@@ -127,8 +127,8 @@ def matching(entries: Iterable[Entry], globs: Sequence[str]) -> Outputs:
         elif entry.is_unreadable:
             unreadable.append(entry.path.rstrip("/"))
     for pattern in globs:
-        regex, parts = re.compile(_as_regex(pattern)), pattern.rstrip("/").split("/")
-        matched = [path for path in known if regex.match(path)]
+        parts = pattern.rstrip("/").split("/")
+        matched = [path for path in known if _matches(path.split("/"), parts)]
         if not matched:
             notes.append(f"checkpoints.outputs: nothing matches {pattern}")
         files.update(matched)
@@ -150,17 +150,16 @@ def _may_match_below(folder: str, pattern: Sequence[str]) -> bool:
     return True
 
 
-def _as_regex(pattern: str) -> str:
-    """Translate a glob as `Path.glob` reads it: ``**`` is any number of folders, ``*`` one name."""
-    parts = []
-    for part in pattern.rstrip("/").split("/"):
-        if part == "**":
-            parts.append(r"(?:[^/]+/)*")
-        else:
-            name = fnmatch.translate(part).removeprefix("(?s:").removesuffix(r")\Z")
-            parts.append(name.replace(".*", "[^/]*") + "/")
-    whole = "".join(parts)
-    return whole.removesuffix("/") + r"(?:/.*)?\Z" if whole.endswith("/") else whole + r".*\Z"
+def _matches(path: Sequence[str], pattern: Sequence[str]) -> bool:
+    """Return whether a pattern matches a file or a folder above it, each given by its parts.
+
+    ``**`` is any number of folders, as in `Path.glob`, and ``*`` one name.
+    """
+    if not pattern or not path:
+        return not pattern
+    if pattern[0] == "**":
+        return any(_matches(path[n:], pattern[1:]) for n in range(len(path)))
+    return fnmatch.fnmatchcase(path[0], pattern[0]) and _matches(path[1:], pattern[1:])
 
 
 def _visible_files(workdir: Path, home: Path | None) -> list[str] | None:

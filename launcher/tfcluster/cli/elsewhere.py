@@ -93,6 +93,7 @@ class Scheduler:
         if backend_jobs is None:
             raise UsageError(f"{backend} has no scheduler", fix="name slurm or kubernetes")
         self._jobs: Jobs = backend_jobs
+        self._backend = backend
         settings = Kubernetes.model_construct(context=context, namespace=namespace)
         runtime = Runtime.model_construct(kubernetes=settings)
         with _needs_answer():
@@ -143,11 +144,12 @@ class Scheduler:
         """Return the id and the state of a run by its id, its last four characters or its name."""
         known = self.runs()
         matches = [name for name in known if run in (name, name[-4:])]
-        matches = matches or [name for name in known if name.startswith(f"{run}-")]
+        parsed = ((name, RUN_ID.fullmatch(name)) for name in known)
+        matches = matches or [name for name, match in parsed if match and match["name"] == run]
         if len(matches) != 1:
             raise UnknownRunError(
                 f"{self._cluster} has {len(matches) or 'no'} runs called {run}",
-                fix="`tfcluster ps --backend NAME` lists them",
+                fix=f"`tfcluster ps --backend {self._backend}` lists them",
             )
         return matches[0], known[matches[0]]
 

@@ -57,8 +57,6 @@ _ANSWER_S: Final = 30.0
 _MESSAGE: Final = 200
 """The characters that are shown of the last line of a program that is no Python: it may repeat
 `_PROBE`."""
-ON_PATH: Final = "python3 on PATH"
-"""The reason for the Python of tasks that nothing chose."""
 NAME_ONE: Final = (
     "give a Python, or the folder of a virtual environment: --python PATH (python=PATH)"
 )
@@ -81,7 +79,7 @@ def choose(
     workdir: Path,
     environ: Mapping[str, str] = os.environ,
 ) -> Choice:
-    """Choose the first Python of the contract's order that exists.
+    """Choose the first Python that exists, in the order of `_candidates`.
 
     `explicit`: the one that was requested, see `find`; `explicit_why`: the option or field that
     requested it. Raises UsageError if that one does not exist.
@@ -91,8 +89,8 @@ def choose(
         if path is None:
             raise UsageError(f"{missing_message(explicit, base)} ({explicit_why})", fix=NAME_ONE)
         return read(path, explicit_why, environ=environ, cwd=workdir)
-    path, why, may_be_shim = next(_candidates(workdir, environ))
-    return read(path, why, environ=environ, cwd=workdir, may_be_shim=may_be_shim)
+    path, why, is_default = next(_candidates(workdir, environ))
+    return read(path, why, environ=environ, cwd=workdir, is_default=is_default)
 
 
 def read(
@@ -101,19 +99,19 @@ def read(
     *,
     environ: Mapping[str, str] = os.environ,
     cwd: Path = Path("/"),
-    may_be_shim: bool = False,
+    is_default: bool = False,
 ) -> Choice:
     """Read a Python's version and packages.
 
     Those of a virtual environment are read from its folders. Any other Python is run, which takes
-    a tenth of a second behind a version manager's shim. `may_be_shim`: return the Python that the
-    shim has chosen, because it may choose another one in another folder.
+    a tenth of a second behind a version manager's shim. `is_default`: return the Python that a shim
+    on PATH has chosen, because it may choose another one in another folder.
     """
     venv = _read_venv(Path(path))
     if venv is not None and "tensorflow" in venv[1]:
-        return lambda: Interpreter(path, why, *venv)
+        return lambda: Interpreter(path, why, *venv, is_default)
     process = _start_probe(path, environ, cwd)
-    return lambda: _read_probe(process, path, why, may_be_shim)
+    return lambda: _read_probe(process, path, why, is_default)
 
 
 def own_instead(python: Interpreter, *, environ: Mapping[str, str], cwd: Path) -> Interpreter:
@@ -121,9 +119,9 @@ def own_instead(python: Interpreter, *, environ: Mapping[str, str], cwd: Path) -
 
     Only for a Python that nothing chose; any other is returned as it is.
     """
-    if python.why != ON_PATH or "tensorflow" in python.packages or python.path == sys.executable:
+    if not python.is_default or "tensorflow" in python.packages or python.path == sys.executable:
         return python
-    why = f"tfcluster's own: {ON_PATH} has no TensorFlow"
+    why = f"tfcluster's own: {python.why} has no TensorFlow"
     try:
         own = read(sys.executable, why, environ=environ, cwd=cwd)()
     except InterpreterError:
@@ -162,7 +160,7 @@ def _candidates(workdir: Path, environ: Mapping[str, str]) -> Iterator[tuple[str
             place = "in" if folder == workdir else "above"
             yield python, f".venv {place} the workdir", False
     if on_path := shutil.which("python3", path=environ.get("PATH")):
-        yield on_path, ON_PATH, True
+        yield on_path, "python3 on PATH", True
     yield sys.executable, "the Python of tfcluster itself", False
 
 
@@ -214,7 +212,7 @@ def _start_probe(path: str, environ: Mapping[str, str], cwd: Path) -> subprocess
 
 
 def _read_probe(
-    process: subprocess.Popen[str], path: str, why: str, may_be_shim: bool
+    process: subprocess.Popen[str], path: str, why: str, is_default: bool
 ) -> Interpreter:
     with process:
         try:
@@ -232,7 +230,7 @@ def _read_probe(
     packages = _known(names)
     if has_tensorflow:
         packages.setdefault("tensorflow", "unknown")
-    return Interpreter((may_be_shim and executable) or path, why, version, packages)
+    return Interpreter((is_default and executable) or path, why, version, packages, is_default)
 
 
 def _not_working(path: str, reason: str) -> InterpreterError:

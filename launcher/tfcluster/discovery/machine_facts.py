@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
 _MAX_FILES = 60
 """Limit of the job's own modules that are read for their imports."""
-CALLING = "the Python that called tfcluster"
-"""The reason for the Python of local tasks in a run of the Python API."""
 
 
 def gather(
@@ -166,7 +164,7 @@ def _interpreters(
         wrap = shlex.join(spec.runtime.wrap)
         if node == LOCAL or (tasks[0].kind.capabilities.sees_files and not wrap):
             if path is None and calling_python:
-                path, why = calling_python, CALLING
+                path, why = calling_python, "the Python that called tfcluster"
             choices[node] = choose(path, why, base=base, workdir=workdir, environ=context.environ)
         else:
             why = f"in {wrap}" if wrap else why or "python3 on its PATH"

@@ -17,7 +17,6 @@ from tfcluster.agent.error_text import reason_of
 from tfcluster.backends import bundle
 from tfcluster.discovery import interpreters
 from tfcluster.discovery.machine_facts import (
-    CALLING,
     addresses_to_compare,
     gather,
     own_addresses,
@@ -51,6 +50,8 @@ class Planned:
     plan: Plan
     context: PlanContext
     options: PlanOptions = UNCHANGED
+    calling_python: str | None = None
+    """The Python that called tfcluster, that of tasks whose Python nothing names."""
 
     def spec_to_keep(self) -> dict[str, Any]:
         """Return the spec with the command line's changes, which gives the same plan again.
@@ -63,8 +64,9 @@ class Planned:
             for step in (job, *(job["per_task"][key] for key in _keys_with_args(self.spec.job))):
                 step["args"] = [*(step.get("args") or ()), *args]
         interpreter = self.plan.nodes[0].interpreter
-        reasons = {node.interpreter and node.interpreter.why for node in self.plan.nodes}
-        if interpreter is not None and (self.options.python is not None or reasons == {CALLING}):
+        pythons = {node.interpreter and node.interpreter.path for node in self.plan.nodes}
+        is_calling = pythons == {self.calling_python}
+        if interpreter is not None and (self.options.python is not None or is_calling):
             runtime = kept.setdefault("runtime", {})
             runtime["python"] = interpreter.path
             for host in (runtime.get("hosts") or {}).values():
@@ -124,6 +126,7 @@ def plan(
     Raises SpecError (exit 2), also for paths of the spec that do not exist, UsageError (exit 2)
     and InterpreterError (exit 3) as `gather` and `make_plan` do.
     """
+    calling_python = calling_python and os.path.abspath(calling_python)
     loaded = source if isinstance(source, LoadedSpec) else load(source, options)
     loaded = _in_allocation(loaded, environ)
     spec = loaded.spec
@@ -146,7 +149,7 @@ def plan(
         args=options.args,
         set_paths=loaded.set_paths,
     )
-    return Planned(spec, made, context, options)
+    return Planned(spec, made, context, options, calling_python)
 
 
 def _place_bundle(tasks: Sequence[PlacedTask], environ: Mapping[str, str]) -> Path:

@@ -173,5 +173,7 @@ def test_only_the_exception_of_a_traceback_is_shown(message: str, shown: str) ->
 )
 def test_each_refusal_has_its_own_fix(error: str | DialFault, fix: str) -> None:
     node = NodePlan("10.0.0.1", "ssh", None, "/", destination="gpu1")
-    refused = Unreached("", error) if isinstance(error, DialFault) else Unreached(error)
+    refused = (
+        Unreached("", fault=error) if isinstance(error, DialFault) else Unreached(error, error)
+    )
     assert fix in ssh_nodes.SshNodes.fix(node, refused)

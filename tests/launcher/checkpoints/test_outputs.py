@@ -38,7 +38,8 @@ def workdir(tmp_path: Path) -> Path:
         (["*.keras", "model.*"], ("model.keras",)),
         ([f"{LONG[:9]}*"], (LONG,)),
         (["out"], ("out/a.txt", "out/deep/b.txt")),
-        (["out/*.txt"], ("out/a.txt",)),
+        (["out/*.txt", "o?t/[!b].txt"], ("out/a.txt",)),
+        (["**"], (LONG, "model.keras", "out/a.txt", "out/deep/b.txt", "train.py")),
         (["**/*.txt"], ("out/a.txt", "out/deep/b.txt")),
     ],
 )

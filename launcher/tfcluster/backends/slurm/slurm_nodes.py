@@ -142,7 +142,7 @@ class SlurmNodes(RelayedNodes):
 
     @classmethod
     def fix(cls, node: NodePlan, error: Unreached) -> str:
-        fixes = (fix for pattern, fix in _FIXES if re.search(pattern, str(error)))
+        fixes = (fix for pattern, fix in _FIXES if re.search(pattern, error.stderr))
         return next(fixes, "see `scontrol show node {node}`").format(node=node.destination)
 
 
