@@ -22,6 +22,7 @@ from tfcluster.coordinator.curves.tensorboard_files import RunCurves
 from tfcluster.coordinator.curves.tensorboard_server import beside_run
 from tfcluster.coordinator.gathering import RunGathering
 from tfcluster.coordinator.loop import Loop, RunLoop, RunOver
+from tfcluster.coordinator.lost_nodes import LostNodes
 from tfcluster.coordinator.starter import Launch
 from tfcluster.coordinator.startup import Startup
 from tfcluster.coordinator.takeover import leave_if_replaced
@@ -98,7 +99,10 @@ class Coordinator:
         self._supervisor.restarting.gathers = run_gathering.is_gathering
         self._loop = Loop(hub, self._supervisor, run_writer, self._carry_out)
         self._startup = Startup(launch, self.paths, hub, run_writer, self._loop.until, announce)
-        self._attempts = Attempts(self._supervisor, self._startup, self._loop, run_gathering)
+        self._lost_nodes = LostNodes(self._supervisor, self._startup, self._loop)
+        self._attempts = Attempts(
+            self._supervisor, self._startup, self._lost_nodes, self._loop, run_gathering
+        )
         self._stacks = TaskStacks(self._supervisor.gang, self._take_stacks)
         run_gathering.use(TaskFolders(plan, self.paths, hub))
         self.job = job
@@ -295,7 +299,7 @@ class Coordinator:
             case do.ReadLogs(tasks):
                 self._read_logs(tasks)
             case do.DropNode(node):
-                self._attempts.drop(node)
+                self._lost_nodes.drop(node)
                 self._background.create_task(self._hub.drop(node))
 
     def _take_stacks(self, node: str, tasks: Sequence[str]) -> None:
@@ -348,7 +352,7 @@ class Coordinator:
         if isinstance(message, msg.EndAnnounced):
             self._on_end_announced(node, message.signal)
         elif (loss := loss_of_node(message)) is not None:
-            self._attempts.lose(node, loss)
+            self._lost_nodes.lose(node, loss)
         elif isinstance(message, msg.TaskMessage) and message.task not in STEPS:
             self._on_task(message, event)
 
@@ -357,7 +361,7 @@ class Coordinator:
         if not self.plan.node(node).capabilities.ends_alone:
             self._end_job(number)
         elif not self._is_closing:
-            self._background.create_task(self._attempts.leave(node, signal_name(number)))
+            self._background.create_task(self._lost_nodes.leave(node, signal_name(number)))
 
     def _on_task(self, message: msg.TaskMessage, event: Event | None) -> None:
         task, attempt, now = message.task, message.attempt, self._now()
@@ -407,7 +411,7 @@ class Coordinator:
 
     def _on_closed(self, node: str, loss: NodeLoss) -> None:
         if not self._is_closing:
-            self._attempts.lose(node, loss)
+            self._lost_nodes.lose(node, loss)
 
     # -- the end ----------------------------------------------------------------------------
 
