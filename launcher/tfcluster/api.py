@@ -169,7 +169,7 @@ def start(
 
 def start_launch(made: Launch) -> Run:
     """Start the run in a job, another process or a thread; return it once it has a folder."""
-    if made.runtime is not None:
+    if made.is_submitted:
         from tfcluster.coordinator.submitting import submit
 
         return Run(submit(made))
@@ -264,7 +264,7 @@ def launch(made: Launch, watcher: Watcher) -> End | None:
     Signals stop the run. A launch in the background returns None once all tasks run. Raises a
     TfclusterError for whatever prevents the start.
     """
-    if made.runtime is not None:
+    if made.is_submitted:
         from tfcluster.coordinator.submitting import submit_and_watch
 
         return submit_and_watch(made, watcher)
@@ -343,8 +343,8 @@ def make_launch(
         faults=faults,
         tensorboard_python=tensorboard_python,
         resume=resume,
-        runtime=planned.spec.runtime if is_submitted else None,
-        node_settings=planned.spec.runtime,
+        runtime=planned.spec.runtime,
+        is_submitted=is_submitted,
     )
 
 

@@ -122,9 +122,9 @@ class Agent:
         at = [when for when in (self._runner.deadline(), self._link.deadline()) if when is not None]
         timeout = max(0.0, min(at) - time.monotonic()) if at else None
         watched = self._selector.get_map()
-        self._link.note_turn()
+        self._link.clock.note_turn()
         ready = self._selector.select(timeout)
-        self._link.note_turn(timeout)
+        self._link.clock.note_turn(timeout)
         for key, events in ready:
             current = watched.get(key.fd)
             if current is not None and current.fileobj == key.fileobj:  # not closed in this turn

@@ -134,7 +134,6 @@ class Stop(Order):
     """SIGTERM to the tasks' groups, and SIGKILL after `grace_s`."""
     tasks: Strings
     grace_s: float
-    why: str = ""
 
 class Signal(Order):
     tasks: Strings

@@ -21,7 +21,7 @@ from tfcluster.agent import budgets
 from tfcluster.agent.error_text import reason_of
 from tfcluster.agent.files.blobs import write_at
 from tfcluster.agent.files.outgoing import walk
-from tfcluster.checkpoints.completeness import Entry
+from tfcluster.checkpoints.recognition import Entry
 
 CHUNK = 4 * 1024 * 1024
 """Bytes copied between two checks for cancellation."""

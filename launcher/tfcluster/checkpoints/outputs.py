@@ -18,9 +18,9 @@ from pathlib import Path, PurePosixPath
 
 from tfcluster.agent import budgets
 from tfcluster.agent.error_text import describe_error
-from tfcluster.checkpoints.completeness import Entry
 from tfcluster.checkpoints.copying import LocalSource, Source, SourceChangedError, Stopped, never
-from tfcluster.checkpoints.file_formats import find_output_damage
+from tfcluster.checkpoints.damage import find_output_damage
+from tfcluster.checkpoints.recognition import Entry
 from tfcluster.errors import join_first
 
 _IGNORED_NAMES = re.compile(

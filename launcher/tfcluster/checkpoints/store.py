@@ -1,6 +1,6 @@
 """The store of gathered checkpoints in a run folder: complete, verified, and safe from the chief.
 
-`Store` writes it, `open_for_reading` reads it, `deliver` copies from it, `fill` puts back the state
+`Store` writes it, `read_store` reads it, `deliver` copies from it, `fill` puts back the state
 that an attempt starts from, `load_hint` shows how to load a checkpoint. Its layout, which may be
 moved as a whole::
 
@@ -29,16 +29,7 @@ from typing import Any, TypeVar
 
 from tfcluster.agent import foreign_json
 from tfcluster.agent.error_text import reason_of
-from tfcluster.checkpoints import copying, file_formats
-from tfcluster.checkpoints.completeness import (
-    Age,
-    Checkpoint,
-    CheckpointKind,
-    Entry,
-    Newest,
-    find,
-    oldest_first,
-)
+from tfcluster.checkpoints import copying
 from tfcluster.checkpoints.copying import (
     NOT_AS_GATHERED,
     PARTIAL,
@@ -54,6 +45,16 @@ from tfcluster.checkpoints.copying import (
     source_of,
     sync_folder,
     write_atomically,
+)
+from tfcluster.checkpoints.damage import find_damage
+from tfcluster.checkpoints.recognition import (
+    Age,
+    Checkpoint,
+    CheckpointKind,
+    Entry,
+    Newest,
+    find,
+    oldest_first,
 )
 
 T = TypeVar("T")
@@ -189,9 +190,6 @@ class Store:
     def newest(self) -> Gathered | None:
         """The newest result, or None; a backup is not a result."""
         return next((g for g in reversed(self._held) if g.kind is not CheckpointKind.BACKUP), None)
-
-    def has(self, checkpoint: Checkpoint) -> bool:
-        return any(held.checkpoint == checkpoint for held in self._held)
 
     def state(self) -> tuple[Gathered, ...]:
         """Return the checkpoints a restart starts from; see `newest_of_each`."""
@@ -331,7 +329,7 @@ class Store:
                 shutil.rmtree(leftover, ignore_errors=True)
             else:
                 leftover.unlink(missing_ok=True)
-        held, damaged = read(self.root)
+        held, damaged = read_store(self.root)
         self._held = list(held)
         for broken in damaged:
             if not broken.is_set_aside:
@@ -363,13 +361,7 @@ def newest_of_each(held: Sequence[Gathered], *, place: int | None = None) -> tup
     return tuple(gathered for gathered in held if gathered in chosen.values())
 
 
-def open_for_reading(root: Path) -> tuple[Gathered, ...]:
-    """Return the checkpoints below `root`, oldest first, and change nothing there."""
-    held, _ = read(root)
-    return held
-
-
-def read(root: Path) -> tuple[tuple[Gathered, ...], tuple[Damaged, ...]]:
+def read_store(root: Path) -> tuple[tuple[Gathered, ...], tuple[Damaged, ...]]:
     """Return the checkpoints below `root`, oldest first, and those that are damaged.
 
     The contents of files are not read, and nothing is changed.
@@ -436,7 +428,7 @@ def _copy(checkpoint: Checkpoint, source: Source, folder: Path, *, stopped: Stop
     for entry in checkpoint.files:
         target = new.file(entry)
         digests.append(source.copy(entry, target, stopped=stopped))
-        if damage := file_formats.find_damage(target, stopped=stopped):
+        if damage := find_damage(target, stopped=stopped):
             raise IncompleteError(f"{entry.path}: {damage}")
     # The last shard may have been rotated away, or rewritten, while the others were copied.
     source.check(checkpoint.files, stopped=stopped)

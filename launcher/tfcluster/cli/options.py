@@ -1,6 +1,6 @@
 """Options that several commands share: hosts, how a run is shown, the file that gets the output.
 
-Also the job's arguments, and ages such as ``30d``.
+Also the job's arguments, ages such as ``30d``, and moments such as ``14:30``.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import re
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
+from datetime import time as clock_time
 from pathlib import Path
 from typing import Any
 
@@ -202,3 +204,28 @@ def read_age(text: str) -> float | None:
     """Return an age in seconds (``30d`` → 2592000.0), or None if `text` is not an age."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text.strip())
     return float(match[1]) * _UNITS_S[match[2]] if match else None
+
+
+def parse_moment(text: str, now: float | None = None) -> float:
+    """Return the Unix time of ``5m`` (ago), ``14:30`` (the latest), ``2026-09-14 14:30``.
+
+    Raises UsageError if `text` is none of these.
+    """
+    moment = datetime.now() if now is None else datetime.fromtimestamp(now)
+    if (age_s := read_age(text)) is not None:
+        return moment.timestamp() - age_s
+    try:
+        return datetime.fromisoformat(text.strip()).timestamp()
+    except (ValueError, OverflowError):  # no date, or one before the years that a clock knows
+        pass
+    try:
+        clock = clock_time.fromisoformat(text.strip())
+        today = moment if clock.tzinfo is None else moment.astimezone(clock.tzinfo)
+        latest = datetime.combine(today, clock)
+    except ValueError as error:
+        raise UsageError(
+            f"--since: {text!r} is no time",
+            fix="write how long ago (90s, 5m, 2h, 1d), a time (14:30), or both date and time"
+            " ('2026-09-14 14:30')",
+        ) from error
+    return (latest if latest <= today else latest - timedelta(days=1)).timestamp()

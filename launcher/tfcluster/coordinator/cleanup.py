@@ -163,49 +163,28 @@ class Leftover:
         return f"{self.what} (pid {self.process.pid})"
 
 
-@dataclass(frozen=True, slots=True)
-class CleanedUp:
-    """The leftovers that were ended and removed."""
+def end_everywhere(paths: RunPaths, say: Callable[[str], None]) -> None:
+    """Clean up after a lost run here and on its hosts, and mark it lost; `say` gets what was ended.
 
-    processes: tuple[Leftover, ...]
-    files: tuple[Path, ...]
-    survivors: tuple[Leftover, ...] = ()
-    """Processes that were killed and still live: in the kernel, uninterruptible."""
-
-
-def clean_up(paths: RunPaths) -> CleanedUp:
-    """End the leftover processes of a lost run on this host, remove its files and mark it lost.
-
-    Raises RunFolderError if the state cannot be written.
+    Raises NodeLostError if tasks may still run, RunFolderError if the state cannot be written.
     """
     state = registry.load(paths)
     processes = end_processes(paths.run_id)
-    files = tuple(_remove_files(paths, state))
-    survivors = tuple(p for p in processes if p.process.is_running() and not _is_dead(p))
+    files = list(_remove_files(paths, state))
+    survivors = [str(p) for p in processes if p.process.is_running() and not _is_dead(p)]
     _mark_lost(paths, state)
-    return CleanedUp(processes, files, survivors)
-
-
-def end_everywhere(paths: RunPaths, say: Callable[[str], None]) -> None:
-    """Clean up after a lost run here and on its hosts; `say` gets what was ended.
-
-    Raises NodeLostError if tasks may still run.
-    """
-    cleaned_up = clean_up(paths)
-    if cleaned_up.processes:
-        noun = "process" if len(cleaned_up.processes) == 1 else "processes"
-        say(
-            f"ended {len(cleaned_up.processes)} {noun}: {', '.join(map(str, cleaned_up.processes))}"
-        )
-    if cleaned_up.files:
-        say(f"removed {', '.join(map(str, cleaned_up.files))}")
-    if not cleaned_up.processes and not cleaned_up.files:
+    if processes:
+        noun = "process" if len(processes) == 1 else "processes"
+        say(f"ended {len(processes)} {noun}: {', '.join(map(str, processes))}")
+    if files:
+        say(f"removed {', '.join(map(str, files))}")
+    if not processes and not files:
         say("no processes or files of the run are left on this host")
     end_on_hosts(paths, say)
-    if cleaned_up.survivors:
-        names = ", ".join(map(str, cleaned_up.survivors))
+    if survivors:  # they are in the kernel, uninterruptible
         raise NodeLostError(
-            f"killed, but still there: {names}", fix="they hang in the kernel: see dmesg"
+            f"killed, but still there: {', '.join(survivors)}",
+            fix="they hang in the kernel: see dmesg",
         )
 
 

@@ -93,7 +93,7 @@ class Coordinator:
             lambda reason: self._put_event(ev.RunQueued(reason=reason)),
             open_nodes,
             plan=plan,
-            runtime=launch.node_settings,
+            runtime=launch.runtime,
         )
         self._supervisor = Supervisor(plan, run_id=self.paths.run_id)
         self._supervisor.restarting.gathers = run_gathering.is_gathering
@@ -141,7 +141,7 @@ class Coordinator:
     def scale_to(self, workers: int) -> str:
         """Restart the gang with this number of workers; return a sentence, or raise UsageError."""
         answer = self._supervisor.scale_to(workers, self._now())
-        self._hub.put(lambda: None)  # wakes the loop, which carries out the orders
+        self._hub.wake()  # to carry out the orders
         return answer
 
     def end_job(self, number: int) -> None:
@@ -285,9 +285,8 @@ class Coordinator:
         match action:
             case do.Record(event):
                 self.run_writer.record(event)
-            case do.StopTasks(node, tasks, grace_s, why):
-                order = msg.Stop(tasks=[*tasks], grace_s=grace_s, why=why)
-                self._hub.send(node, order)
+            case do.StopTasks(node, tasks, grace_s):
+                self._hub.send(node, msg.Stop(tasks=[*tasks], grace_s=grace_s))
             case do.TakeStacks(node, tasks):
                 self._take_stacks(node, tasks)
             case do.StartAlone():
@@ -306,7 +305,7 @@ class Coordinator:
         now = self._now()
         self._supervisor.stacks_asked(last_output(self.paths, self._supervisor.gang, now), now)
         self._hub.send(node, msg.TakeStacks(tasks=[*tasks]))
-        self._hub.put(lambda: None)  # wakes the loop, which sends
+        self._hub.wake()
 
     def _now(self) -> float:
         return self._loop.now()

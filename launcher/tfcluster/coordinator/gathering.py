@@ -22,10 +22,10 @@ from tfcluster.agent import budgets
 from tfcluster.agent.catalogue import Saved
 from tfcluster.agent.error_text import describe_error, reason_of
 from tfcluster.checkpoints import outputs
-from tfcluster.checkpoints.completeness import Newest, find
 from tfcluster.checkpoints.copying import CancelledError, Source, SourceChangedError, Stopped
 from tfcluster.checkpoints.gatherer import LEAST_GAP_S, Gatherer
 from tfcluster.checkpoints.outputs import Outputs, describe_damage, gather_outputs
+from tfcluster.checkpoints.recognition import Newest, find
 from tfcluster.checkpoints.store import (
     Gathered,
     Store,

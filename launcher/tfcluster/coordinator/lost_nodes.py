@@ -200,7 +200,7 @@ class LostNodes:
             with contextlib.suppress(SetupError):
                 await self.startup.bring_up([self.plan.node(name)], is_awaited=False)
                 self._take_back(name)
-                self.hub.put(lambda: None)  # wakes the loop, which carries out the orders
+                self.hub.wake()  # to carry out the orders
                 return
             least_s = 0.0
             if name in self.startup.reached:  # it answered, but cannot be used

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tfcluster.agent.error_text import describe_error
-from tfcluster.checkpoints.completeness import CheckpointKind, Newest
 from tfcluster.checkpoints.copying import PARTIAL
-from tfcluster.checkpoints.store import Damaged, Gathered, newest_of, newest_of_each, read
+from tfcluster.checkpoints.recognition import CheckpointKind, Newest
+from tfcluster.checkpoints.store import Damaged, Gathered, newest_of, newest_of_each, read_store
 from tfcluster.errors import RunFolderError, UsageError
 from tfcluster.rundir import registry
 from tfcluster.rundir.events import Event, Resumed, Warned
@@ -53,7 +53,7 @@ def find(text: str, say: Callable[[str], None] = lambda sentence: None) -> Resum
     has_place = bool(at) and number.isdecimal()
     source = registry.resolve((run if has_place else text) or None)
     gather_left(source, say)
-    held, damaged = read(source.checkpoints)
+    held, damaged = read_store(source.checkpoints)
     place = int(number) if has_place else None
     while True:
         if not held:

@@ -261,7 +261,7 @@ class Startup:
             except BaseException as error:
                 future.set_exception(error)
             with contextlib.suppress(RuntimeError):  # the run is over and its loop closed
-                loop.call_soon_threadsafe(self.hub.put, lambda: None)
+                loop.call_soon_threadsafe(self.hub.wake)
 
         threading.Thread(target=probe, daemon=True).start()
         await self.until(future.done)

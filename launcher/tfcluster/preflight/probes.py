@@ -154,7 +154,7 @@ async def probe_links(
         order = connectivity.order_for(name, dials, attempt)
         hub.forget(name, *END_REPLIES, step=LINKS)
         hub.send(name, orders.start_probe(LINKS, plan, hub.site(name), order, built.digest))
-    hub.put(lambda: None)  # wakes the loop, which sends
+    hub.wake()
     loop = asyncio.get_running_loop()
     until = loop.time() + connectivity.ANSWER_S
     while loop.time() < until and not is_over():

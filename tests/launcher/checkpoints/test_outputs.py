@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from tests.privileges import without_override
 
-from tfcluster.checkpoints.completeness import Entry
 from tfcluster.checkpoints.copying import CancelledError, LocalSource
 from tfcluster.checkpoints.outputs import (
     describe_damage,
@@ -18,6 +17,7 @@ from tfcluster.checkpoints.outputs import (
     gather_outputs,
     list_before,
 )
+from tfcluster.checkpoints.recognition import Entry
 
 LONG = "longest/" + "x" * 255
 

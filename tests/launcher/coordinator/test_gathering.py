@@ -17,8 +17,8 @@ from tests.launcher.checkpoints.files import flip_a_bit, write_prefix
 from tests.launcher.conftest import plan_of
 
 from tfcluster.agent.catalogue import Saved
-from tfcluster.checkpoints.completeness import Checkpoint, CheckpointKind, Entry, Newest
 from tfcluster.checkpoints.copying import CancelledError, SourceChangedError, Stopped
+from tfcluster.checkpoints.recognition import Checkpoint, CheckpointKind, Entry, Newest
 from tfcluster.checkpoints.store import Gathered, newest_of
 from tfcluster.coordinator.gathering import NOTHING, RunGathering
 from tfcluster.errors import RunFolderError

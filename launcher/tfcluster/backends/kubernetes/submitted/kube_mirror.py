@@ -31,9 +31,9 @@ from tfcluster.backends import job_watch, past_runs
 from tfcluster.backends.kubernetes.seat_client import SeatProcess
 from tfcluster.backends.kubernetes.submitted.kube_package import FOLDER
 from tfcluster.backends.past_runs import SilentError
-from tfcluster.checkpoints.completeness import Entry
 from tfcluster.checkpoints.copying import PARTIAL, SourceChangedError, write_atomically
-from tfcluster.checkpoints.store import deliver, open_for_reading
+from tfcluster.checkpoints.recognition import Entry
+from tfcluster.checkpoints.store import deliver, read_store
 from tfcluster.errors import TfclusterError
 from tfcluster.rundir import registry
 from tfcluster.rundir.events import Warned
@@ -378,7 +378,7 @@ def deliver_results(paths: RunPaths) -> None:
     """Copy the results to ``checkpoints.to``, a folder of this machine; a failure is an event."""
     if (to := registry.load_plan(paths).checkpoints.to) is None:
         return
-    held = [one for one in open_for_reading(paths.checkpoints) if one.kind != "backup"]
+    held = [one for one in read_store(paths.checkpoints)[0] if one.kind != "backup"]
     outputs = paths.outputs if paths.outputs.exists() else None
     try:
         deliver(held[-1] if held else None, outputs, Path(to))
