@@ -68,6 +68,16 @@ class Agent:
             take_file=self._take_file,
         )
         self._preloader.serve(self._link, self._selector)
+        self._actions: dict[type[msg.Order], Callable[[Any], None]] = {
+            msg.HoldPorts: self._hold_ports,
+            msg.Preload: self._preloader.begin,
+            msg.Start: self._runner.start_all,
+            msg.Stop: self._runner.stop,
+            msg.Signal: self._runner.signal,
+            msg.TakeStacks: self._runner.take_stacks,
+            msg.Shutdown: self._shut_down,
+            msg.KillAgent: lambda order: os.kill(os.getpid(), signal.SIGKILL),
+        }
         if config.echo:
             echo.open(config.echo)
         self._cache = config.cache or ""
@@ -172,16 +182,6 @@ class Agent:
         self._is_over = True
 
     def _carry_out(self, message: dict[str, Any]) -> None:
-        orders: dict[type[msg.Order], Callable[[Any], None]] = {
-            msg.HoldPorts: self._hold_ports,
-            msg.Preload: self._preloader.begin,
-            msg.Start: self._runner.start_all,
-            msg.Stop: self._runner.stop,
-            msg.Signal: self._runner.signal,
-            msg.TakeStacks: self._runner.take_stacks,
-            msg.Shutdown: self._shut_down,
-            msg.KillAgent: lambda order: os.kill(os.getpid(), signal.SIGKILL),
-        }
         order = None
         try:
             order = parse(message, msg.Order)
@@ -190,11 +190,13 @@ class Agent:
             elif order is None:
                 raise ValueError(f"unknown order: {message['type']}")
             else:
-                orders[type(order)](order)
+                self._actions[type(order)](order)
         except (KeyError, TypeError, ValueError, OSError) as error:
-            why = f"{message.get('type')}: {type(error).__name__}: {describe_error(error)}"
-            is_of_files = isinstance(order, msg.FileOrder)  # the tasks can go on
-            self._link.send(msg.FilesLost(error=why) if is_of_files else msg.Refused(reason=why))
+            refusal = f"{message.get('type')}: {type(error).__name__}: {describe_error(error)}"
+            if isinstance(order, msg.FileOrder):  # the tasks can go on
+                self._link.send(msg.FilesLost(error=refusal))
+            else:
+                self._link.send(msg.Refused(reason=refusal))
 
     def _hold_ports(self, order: msg.HoldPorts) -> None:
         try:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import shutil
 import tempfile
@@ -53,7 +52,6 @@ from tfcluster.checkpoints.recognition import (
     CheckpointKind,
     Entry,
     Newest,
-    find,
     oldest_first,
 )
 
@@ -74,6 +72,16 @@ _LOADS = {
 """CheckpointKind → Python that loads a checkpoint of which no task reported how."""
 _LOAD_BACKUP = "tf.train.Checkpoint(model=model).restore({path}).expect_partial()"
 """Python that loads what Keras 2's `BackupAndRestore` saves (worker_training_state.py)."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Prefix:
+    """A checkpoint that a ``checkpoint`` file names."""
+
+    path: str
+    """Relative to the folder of that file."""
+    saved: float
+    """Seconds since 1970."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,7 +299,7 @@ class Store:
     def _place(self, gathered: Gathered) -> Gathered:
         target = self._free_folder(gathered.checkpoint)
         _write_note(gathered)
-        copying.write(gathered.folder, _prefixes([gathered], below=gathered.folder))
+        _name_prefixes(gathered.folder, _prefixes([gathered], below=gathered.folder))
         sync_folder(gathered.folder)
         gathered.folder.rename(target)
         sync_folder(self.root)
@@ -321,7 +329,7 @@ class Store:
 
     def _write_checkpoint_file(self) -> None:
         results = [g for g in self._held if g.kind is not CheckpointKind.BACKUP]
-        copying.write(self.root, _prefixes(results, below=self.root))
+        _name_prefixes(self.root, _prefixes(results, below=self.root))
 
     def _recover(self) -> None:
         for leftover in self.root.glob(f"{PARTIAL}*"):
@@ -396,7 +404,7 @@ def deliver(
                 gathered.copy(entry, partial, stopped=stopped)
             written.append(target)
         if prefixes := _prefixes([gathered], below=gathered.folder):
-            copying.write(to, prefixes)
+            _name_prefixes(to, prefixes)
             written.append(to / "checkpoint")
     if outputs:
         for entry in scan(outputs):
@@ -453,9 +461,9 @@ def _by_age(gathered: Sequence[Gathered]) -> list[Gathered]:
     return oldest_first(sorted(gathered, key=lambda g: g.folder), lambda g: g.age)
 
 
-def _prefixes(gathered: Sequence[Gathered], *, below: Path) -> list[copying.Prefix]:
+def _prefixes(gathered: Sequence[Gathered], *, below: Path) -> list[_Prefix]:
     return [
-        copying.Prefix(g.path.relative_to(below).as_posix(), g.checkpoint.saved_ns / 1e9)
+        _Prefix(g.path.relative_to(below).as_posix(), g.checkpoint.saved_ns / 1e9)
         for g in gathered
         if g.kind in (CheckpointKind.TF_CHECKPOINT, CheckpointKind.ESTIMATOR)
     ]
@@ -539,38 +547,41 @@ def fill(folder: Path, state: Sequence[Gathered]) -> None:
     name_checkpoints(folder, state)
 
 
+def _name_prefixes(folder: Path, prefixes: Sequence[_Prefix]) -> None:
+    """Write the ``checkpoint`` file of `folder`, or remove it without `prefixes` (oldest first).
+
+    It is UTF-8, so that it cannot name all files.
+    """
+    path = folder / "checkpoint"
+    prefixes = [prefix for prefix in prefixes if _is_utf8(prefix.path)]
+    if not prefixes:
+        path.unlink(missing_ok=True)
+        return
+    quoted = [json.dumps(prefix.path, ensure_ascii=False) for prefix in prefixes]
+    lines = [
+        f"model_checkpoint_path: {quoted[-1]}\n",
+        *(f"all_model_checkpoint_paths: {path}\n" for path in quoted),
+        *(f"all_model_checkpoint_timestamps: {prefix.saved:.6f}\n" for prefix in prefixes),
+    ]
+    write_atomically(path, "".join(lines))
+
+
+def _is_utf8(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def name_checkpoints(folder: Path, gathered: Iterable[Gathered]) -> None:
     """Write a ``checkpoint`` file into each folder below `folder` that holds a prefix."""
-    by_folder: dict[str, list[copying.Prefix]] = defaultdict(list)
+    by_folder: dict[str, list[_Prefix]] = defaultdict(list)
     for held in oldest_first(gathered, lambda held: held.age):
         for entry in held.checkpoint.files:
             prefix = entry.path.removesuffix(".index")
             if held.kind is not CheckpointKind.SAVED_MODEL and prefix != entry.path:
                 inside, _, name = prefix.rpartition("/")
-                by_folder[inside].append(copying.Prefix(name, held.saved_ns / 1e9))
+                by_folder[inside].append(_Prefix(name, held.saved_ns / 1e9))
     for inside, prefixes in by_folder.items():
-        copying.write(folder / inside, prefixes)
-
-
-def newest_in(shared: str | None, reported: Mapping[str, int]) -> Newest:
-    """Return the newest complete checkpoint in storage that all tasks share.
-
-    `reported`: path → step as the chief reported them, oldest first. A reported step overrides
-    the one in the name; reports are the only source if the storage is not mounted here. Raises
-    OSError.
-    """
-    if shared is None or not os.path.isdir(shared):
-        return newest_reported(reported)
-
-    def step(checkpoint: Checkpoint) -> int | None:
-        return reported.get(str(Path(shared) / checkpoint.path), checkpoint.step)
-
-    complete = find(scan(Path(shared)), None)
-    ordered = oldest_first(complete, lambda c: c.age(step=step(c), saved_ns=c.saved_ns))
-    return Newest(step(ordered[-1]), ordered[-1].name) if ordered else Newest()
-
-
-def newest_reported(reported: Mapping[str, int]) -> Newest:
-    """Return the checkpoint that the chief reported last."""
-    path, step = [*reported.items()][-1] if reported else ("", None)
-    return Newest(step, basename(path) or None)
+        _name_prefixes(folder / inside, prefixes)

@@ -257,8 +257,9 @@ def show_end(
     size, has_curves = registry.count_bytes(home()), paths.has_curves()
     panel = closing_panel(state, paths, load_hint=hint, home_bytes=size, has_curves=has_curves)
     show(panel, terminal)
-    for part in history.format_reason(state) if with_reason else ():
-        terminal.say("\n".join(part_lines(part, terminal.width)))
+    if with_reason:
+        for part in history.format_reason(state):
+            terminal.say("\n".join(part_lines(part, terminal.width)))
 
 
 @click.command("logs")

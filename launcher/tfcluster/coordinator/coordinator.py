@@ -152,7 +152,7 @@ class Coordinator:
             self._hub.put(lambda: self._end_job(number))
 
     def _end_job(self, number: int) -> None:
-        """Have the gang save, and ask meanwhile why; see `_explain` for what follows."""
+        """Have the gang save, and ask meanwhile why; see `_as_end_of_job` for what follows."""
         if self.job is None or self._ending is not None or self._is_closing:
             return
         self._ending = self._background.create_task(self.job.ending(signal=number))
@@ -450,26 +450,27 @@ class Coordinator:
         if outcome is None:
             assert error is not None
             outcome = Outcome.of(error)
-        outcome = self._doubt(await self._explain(outcome))
+        outcome = self._without_lost_success(await self._as_end_of_job(outcome))
         missed = chaos.not_injected(self._launch.faults, self.run_writer.state)
         gang, of_nodes = self._supervisor.gang, self._hub.closing_warnings()
         lost = gang.lost_model(os.path.exists) if outcome.status is Status.SUCCEEDED else None
         warnings = (gang.unread_settings(), gang.shared_files.warning(), lost, *of_nodes, *missed)
-        for warning in filter(None, warnings) if not outcome.comes_back else ():
-            self.run_writer.record(ev.Warned(message=warning, closing=True))
+        if not outcome.comes_back:
+            for warning in filter(None, warnings):
+                self.run_writer.record(ev.Warned(message=warning, closing=True))
         self.run_writer.record(outcome.event())
         return outcome
 
-    def _doubt(self, outcome: Outcome) -> Outcome:
+    def _without_lost_success(self, outcome: Outcome) -> Outcome:
         """Return the outcome of a run whose newest checkpoint may not be gathered: no success."""
-        why = self._run_gathering.missed
-        self.run_writer.state.missed = why or None
-        self.run_writer.state.missed_in = self._run_gathering.remote_folder if why else None
-        if outcome.status is not Status.SUCCEEDED or not why:
+        missed = self._run_gathering.missed
+        self.run_writer.state.missed = missed or None
+        self.run_writer.state.missed_in = self._run_gathering.remote_folder if missed else None
+        if outcome.status is not Status.SUCCEEDED or not missed:
             return outcome
         run = self.paths.run_id
         error = SetupError(
-            f"the tasks have succeeded, but the newest checkpoint was not gathered: {why}",
+            f"the tasks have succeeded, but the newest checkpoint was not gathered: {missed}",
             fix=f"`tfcluster checkpoints {run}` gathers it if its node still has it",
         )
         if self._stopped_late is None:
@@ -477,7 +478,7 @@ class Coordinator:
         error.exit_code = self._stopped_late.exit_code
         return Outcome(Status.INTERRUPTED, error.exit_code, error)
 
-    async def _explain(self, outcome: Outcome) -> Outcome:
+    async def _as_end_of_job(self, outcome: Outcome) -> Outcome:
         """Return the outcome of a run whose job may be what its scheduler has ended.
 
         A start, or a restart, can fail or lose a node for no other reason.

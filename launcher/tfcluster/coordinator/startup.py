@@ -105,8 +105,8 @@ class Startup:
                 reason = self.broken[lost[0]]
                 raise NodeLostError(f"the new agent of {lost[0]} was lost at once: {reason}")
         except SetupError as error:
-            for node in nodes if not is_first else ():
-                loss = loss_by(error)
+            loss = loss_by(error)
+            for node in () if is_first else nodes:
                 event = NodeLost(node=node.name, reason=loss.reason, nature=loss.nature)
                 self.run_writer.record(event)
             raise

@@ -156,30 +156,32 @@ def _interpreters(
     choices: dict[str, Choice] = {}
     for node, tasks in by_node(context.tasks).items():
         path, field = (python, ("--python",)) if python else requested_python(spec, tasks[0].host)
-        why = ".".join(field)
+        named_by = ".".join(field)
         if tasks[0].kind.capabilities.has_image:
-            choices[node] = partial(_image_python, path, why, is_option=bool(python))
+            choices[node] = partial(_image_python, path, named_by, is_option=bool(python))
             continue
         base = Path.cwd() if python else Path(context.spec_dir)
         wrap = shlex.join(spec.runtime.wrap)
         if node == LOCAL or (tasks[0].kind.capabilities.sees_files and not wrap):
             if path is None and calling_python:
-                path, why = calling_python, "the Python that called tfcluster"
-            choices[node] = choose(path, why, base=base, workdir=workdir, environ=context.environ)
+                path, named_by = calling_python, "the Python that called tfcluster"
+            choices[node] = choose(
+                path, named_by, base=base, workdir=workdir, environ=context.environ
+            )
         else:
-            why = f"in {wrap}" if wrap else why or "python3 on its PATH"
-            choices[node] = partial(Interpreter, path or "python3", why)
+            reason = f"in {wrap}" if wrap else named_by or "python3 on its PATH"
+            choices[node] = partial(Interpreter, path or "python3", reason)
     return choices
 
 
-def _image_python(path: str | None, why: str, *, is_option: bool) -> Interpreter:
+def _image_python(path: str | None, named_by: str, *, is_option: bool) -> Interpreter:
     """Return the Python of a container, in which a path relative to the spec means nothing."""
     if path is not None and "/" in path and not path.startswith("/"):
         if is_option:
             fix = "leave it out, or give a path in the image: --python /opt/tf/bin/python"
-            raise InterpreterError(f"{path} is not a path in a Docker image ({why})", fix=fix)
-        return Interpreter("python3", f"the image's; {why} is a path of this machine")
-    return Interpreter(path or "python3", why or "the image's")
+            raise InterpreterError(f"{path} is not a path in a Docker image ({named_by})", fix=fix)
+        return Interpreter("python3", f"the image's; {named_by} is a path of this machine")
+    return Interpreter(path or "python3", named_by or "the image's")
 
 
 def requested_python(spec: ClusterSpec, host: str) -> tuple[str | None, tuple[str, ...]]:

@@ -215,7 +215,7 @@ class Crash(BaseException):
         "copying.LocalSource.check",
         "store._write_note",
         "store.sync_folder",
-        "copying.write",
+        "store._name_prefixes",
     ],
 )
 def test_after_a_crash_the_next_process_finds_only_complete_checkpoints(

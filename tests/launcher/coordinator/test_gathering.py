@@ -228,7 +228,7 @@ def test_shared_storage_that_cannot_be_read_does_not_end_the_run(
     def fails(*_: object) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr("tfcluster.checkpoints.store.scan", fails)
+    monkeypatch.setattr("tfcluster.coordinator.gathering.scan", fails)
     run_gathering = gathering_from_shared_dir(paths, str(tmp_path))
     run_gathering.saved(Saved(path=str(tmp_path / "ckpt-3"), step=3))
     (events,) = asyncio.run(run_gathering.gather_latest())

@@ -28,7 +28,7 @@ from tfcluster.agent.tasks.task import environment, fork_and_exec
 _ANSWER_S = 2.0
 """The time for an answer: a fork takes milliseconds, and the agent waits for it."""
 _ROOM = {"TFCLUSTER_ROOM": "_" * 400}
-"""Space in the environment, where each fork writes its `stray_processes.marks` (`preload.ROOM`)."""
+"""Space in the environment, where each fork (`forked_task`) writes its `stray_processes.marks`."""
 _MAX_OUTPUT = 64 << 10
 """The bytes of the imports' output that each task prints again."""
 
