@@ -23,8 +23,8 @@ from tfcluster.spec import HostChoice, LaunchOptions, PlanOptions, run_name
 
 if TYPE_CHECKING:
     from tfcluster import functions
+    from tfcluster.coordinator.launch import End, Launch, Watcher
     from tfcluster.coordinator.resume import Resume
-    from tfcluster.coordinator.starter import End, Launch, Watcher
     from tfcluster.discovery.planning import Planned
     from tfcluster.plans.plan import Plan
     from tfcluster.spec.load import LoadedSpec
@@ -315,7 +315,7 @@ def make_launch(
     SetupError for a limit on open files that is too low, InterpreterError without a TensorBoard,
     and the first obstacle of the plan.
     """
-    from tfcluster.coordinator.starter import Launch
+    from tfcluster.coordinator.launch import Launch
     from tfcluster.plans.context import LOCAL
     from tfcluster.preflight import rules
     from tfcluster.rundir.chaos import parse

@@ -16,7 +16,7 @@ from tfcluster.agent import foreign_json
 from tfcluster.api import make_launch
 from tfcluster.backends import past_runs
 from tfcluster.coordinator.foreground import RunSession
-from tfcluster.coordinator.starter import SIGNALS, WARNING, open_folder, signals_held_back
+from tfcluster.coordinator.launch import SIGNALS, WARNING, open_folder, signals_held_back
 from tfcluster.coordinator.submitting import take_over
 from tfcluster.discovery import planning
 from tfcluster.errors import TfclusterError

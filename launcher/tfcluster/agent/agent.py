@@ -16,8 +16,8 @@ from tfcluster.agent.agent_config import AgentConfig
 from tfcluster.agent.error_text import describe_error
 from tfcluster.agent.guard import Recorder
 from tfcluster.agent.message_fields import parse
+from tfcluster.agent.net.coordinator_link import CoordinatorLink
 from tfcluster.agent.net.ports import PortHolder, PortInUse
-from tfcluster.agent.net.session import CoordinatorLink
 from tfcluster.agent.tasks.children import SUFFIX
 from tfcluster.agent.tasks.host_network_spawner import HostNetworkSpawner
 from tfcluster.agent.tasks.log_streaming import LogStreams

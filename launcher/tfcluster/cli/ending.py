@@ -92,7 +92,7 @@ def down(
 
 
 def _gather_what_is_left(terminal: Terminal, ended: Sequence[RunSnapshot]) -> set[str]:
-    """Gather what lost runs have left; return the runs whose newest checkpoint stays where it is."""
+    """Gather what lost runs have left; return the runs whose newest checkpoint stays there."""
     kept = {state.run for _, state in registry.runs() if state.missed}
     for state in ended:
         is_lost, run = state.status is Status.LOST, Run(RunPaths.of(state.run))

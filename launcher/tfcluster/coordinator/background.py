@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
 from tfcluster.coordinator.foreground import RunSession
-from tfcluster.coordinator.starter import SIGNALS, End, Launch, Watcher, signals_held_back
+from tfcluster.coordinator.launch import SIGNALS, End, Launch, Watcher, signals_held_back
 from tfcluster.errors import NodeLostError, TfclusterError
 from tfcluster.plans.plan import Plan, TaskId
 from tfcluster.rundir.events import Event

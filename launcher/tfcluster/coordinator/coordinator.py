@@ -21,9 +21,9 @@ from tfcluster.coordinator.attempts import Attempts
 from tfcluster.coordinator.curves.tensorboard_files import RunCurves
 from tfcluster.coordinator.curves.tensorboard_server import beside_run
 from tfcluster.coordinator.gathering import RunGathering
+from tfcluster.coordinator.launch import Launch
 from tfcluster.coordinator.loop import Loop, RunLoop, RunOver
 from tfcluster.coordinator.lost_nodes import LostNodes
-from tfcluster.coordinator.starter import Launch
 from tfcluster.coordinator.startup import Startup
 from tfcluster.coordinator.takeover import leave_if_replaced
 from tfcluster.coordinator.task_stacks import TaskStacks

@@ -18,9 +18,7 @@ from tfcluster.backends import jobs
 from tfcluster.coordinator import takeover
 from tfcluster.coordinator.coordinator import Coordinator
 from tfcluster.coordinator.gathering import NOTHING, RunGathering
-from tfcluster.coordinator.loop import RunLoop
-from tfcluster.coordinator.resume import Resume, seed
-from tfcluster.coordinator.starter import (
+from tfcluster.coordinator.launch import (
     SIGNALS,
     WARNING,
     End,
@@ -30,6 +28,8 @@ from tfcluster.coordinator.starter import (
     open_folder,
     signals_held_back,
 )
+from tfcluster.coordinator.loop import RunLoop
+from tfcluster.coordinator.resume import Resume, seed
 from tfcluster.coordinator.takeover import leave_if_replaced
 from tfcluster.errors import JobEndedError, NoProgressError, SetupError, TfclusterError
 from tfcluster.plans import secrets

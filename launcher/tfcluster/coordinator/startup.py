@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from tfcluster.agent import catalogue as msg
 from tfcluster.agent.error_text import describe_error
-from tfcluster.coordinator.starter import Launch
+from tfcluster.coordinator.launch import Launch
 from tfcluster.coordinator.takeover import leave_if_replaced
 from tfcluster.errors import NodeLostError, SetupError
 from tfcluster.node_loss import NodeLoss

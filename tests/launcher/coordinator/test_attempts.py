@@ -21,9 +21,9 @@ from tests.launcher.supervision.story import Replay, replay_of
 from tfcluster.agent import catalogue as msg
 from tfcluster.coordinator import loop
 from tfcluster.coordinator.attempts import Attempts
+from tfcluster.coordinator.launch import Launch
 from tfcluster.coordinator.loop import Loop, RunOver
 from tfcluster.coordinator.lost_nodes import LostNodes
-from tfcluster.coordinator.starter import Launch
 from tfcluster.coordinator.startup import Startup
 from tfcluster.kinds import Capabilities
 from tfcluster.nodes.hub import Hub

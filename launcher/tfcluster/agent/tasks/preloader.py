@@ -19,8 +19,8 @@ from tfcluster.agent import Any
 from tfcluster.agent import catalogue as msg
 from tfcluster.agent.error_text import describe_error
 from tfcluster.agent.guard import Recorder
+from tfcluster.agent.net.coordinator_link import CoordinatorLink
 from tfcluster.agent.net.listener import NUMBER, read_message
-from tfcluster.agent.net.session import CoordinatorLink
 from tfcluster.agent.processes import IS_LINUX, signal_group, start_time
 from tfcluster.agent.tasks.output import open_pipe
 from tfcluster.agent.tasks.task import environment, fork_and_exec

@@ -1,13 +1,13 @@
 """`KubeNodes`: one pod per task, which StatefulSets make, and the coordinator counts and reaches.
 
 The coordinator is a pod of the run's Job. It gives the StatefulSets their pods and takes them away,
-all at once; their controller replaces a pod that is lost. A task's pod has a seat as its first
-program (`agent.containers.pod_seat`), which starts what the coordinator sends. The coordinator
-connects to it directly, and does not notice that the API server or a kubelet is away.
+all at once; their controller replaces a pod that is lost. A task's pod has an exec server as its
+first program (`agent.containers.exec_server`), which starts what the coordinator sends. The
+coordinator connects to it directly, and does not notice that the API server or a kubelet is away.
 
-A kubelet starts the container of a killed seat again, in the same pod: what the seat there says is
-alive, is all that lives. Two pods never have one name, so a pod whose kubelet is silent keeps its
-name until its agent's lease is over; then the coordinator removes it by force.
+A kubelet starts the container of a killed exec server again, in the same pod: what that server says
+is alive, is all that lives. Two pods never have one name, so a pod whose kubelet is silent keeps
+its name until its agent's lease is over; then the coordinator removes it by force.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from functools import partial
 from pathlib import Path, PurePath
 from typing import Any, Final, ParamSpec, Self, TypeVar
 
-from tfcluster.agent.containers.pod_seat import PORT
+from tfcluster.agent.containers.exec_server import PORT
 from tfcluster.agent.error_text import describe_error
 from tfcluster.agent.message_fields import replace
 from tfcluster.backends import relayed
 from tfcluster.backends.base import Nodes, RunContext
-from tfcluster.backends.kubernetes import port_forward, reasons, run_objects, seat_client
+from tfcluster.backends.kubernetes import exec_client, port_forward, reasons, run_objects
 from tfcluster.backends.kubernetes.kube_client import (
     JOB_VARIABLE,
     Cluster,
@@ -53,7 +53,7 @@ from tfcluster.wire.link import SILENCE_S, AgentLink
 _PATIENCE_S: Final = 30.0
 _POLL_S: Final = 0.3
 _RESOLVE_S, _DIAL_S, _REDIAL_S = 30.0, 60.0, 15.0
-"""Seconds for the name of a pod, the seat of a new pod, and the seat of one that was reached."""
+"""Seconds for the name of a pod, the server of a new pod, and that of one that was reached."""
 _END_S: Final = 30.0
 _KILL_S: Final = 3.0
 _LOSS_PAUSE_S, _PLACE_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0, 600.0
@@ -74,8 +74,8 @@ with tarfile.open(fileobj=sys.stdout.buffer, mode="w|", format=tarfile.PAX_FORMA
 """The program that sends a folder of a pod."""
 
 
-class _SilentSeatError(NodeLostError):
-    """The seat of a pod that is said to run does not answer."""
+class _SilentServerError(NodeLostError):
+    """The exec server of a pod that is said to run does not answer."""
 
 
 class KubeNodes(Nodes):
@@ -142,7 +142,7 @@ class KubeNodes(Nodes):
             pod = self._pods[node.name]
             try:
                 link = await self._dial(node, pod, token)
-            except _SilentSeatError:
+            except _SilentServerError:
                 if pod.uid not in self._held or not self._may_remove(pod.uid):
                     raise
                 await pod.force()
@@ -175,7 +175,7 @@ class KubeNodes(Nodes):
     async def fetch_left(
         cls, node: NodePlan, run_id: str, folder: PurePath, into: Path, *, endpoint: str
     ) -> None:
-        """Copy from a pod that was kept, through its seat and the API server."""
+        """Copy from a pod that was kept, through its exec server and the API server."""
         place = await soon(reach_again, endpoint, patience_s=_PATIENCE_S)
         name = run_objects.object_name(run_id)
         if await soon(place.find, f"pods/{name}-{node.name}") is None:
@@ -190,7 +190,7 @@ class KubeNodes(Nodes):
             ) from error
 
     async def _dial(self, node: NodePlan, pod: TaskPod, token: str) -> AgentLink:
-        """Connect to the agent in a pod; the seat of one that has just started may not listen."""
+        """Connect to the agent in a pod; the server of one that has just started may not listen."""
         had_agent = pod.uid in self._held
         argv = await self._argv(node, pod)
         config = self.run.relayed_agent(node.name, token)
@@ -206,7 +206,7 @@ class KubeNodes(Nodes):
                 await pod.explain()
                 if pod.loss or self._clock.now() >= until:
                     where = f"kubectl -n {self._cluster.namespace} describe pod {pod.name}"
-                    raise _SilentSeatError(
+                    raise _SilentServerError(
                         f"{node.name} cannot be reached: {pod.loss or error}",
                         fix=f"`{where}` shows more",
                         nature=pod.loss.nature if pod.loss else LossNature.UNKNOWN,
@@ -309,7 +309,7 @@ class KubeNodes(Nodes):
         address = await self._address(pod)
         await self._await_name(self.hosts[node.name], address)
         argv = ["python", "-I", "-S", "-c", STARTER]
-        return seat_client.address_argv(f"{address}:{PORT}", _TOKEN, argv)
+        return exec_client.address_argv(f"{address}:{PORT}", _TOKEN, argv)
 
     async def _address(self, pod: TaskPod) -> str:
         known = await self._ask(self._cluster.find, f"pods/{pod.name}") or {}
@@ -322,9 +322,9 @@ class KubeNodes(Nodes):
         address = await self._address(pod)
 
         def clear() -> None:
-            connection = seat_client.connect(f"{address}:{PORT}")
+            connection = exec_client.connect(f"{address}:{PORT}")
             argv, token = ["python", "-I", "-S", "-c", ""], _TOKEN.read_bytes().strip()
-            with seat_client.SeatProcess(
+            with exec_client.PodProcess(
                 connection, token, argv, timeout_s=_END_S, is_alone=True
             ) as process:
                 if why := process.finish():

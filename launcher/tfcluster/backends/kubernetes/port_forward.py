@@ -19,10 +19,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from tfcluster.agent import foreign_json
-from tfcluster.agent.containers.pod_seat import PORT
+from tfcluster.agent.containers.exec_server import PORT
 from tfcluster.agent.error_text import describe_error
+from tfcluster.backends.kubernetes.exec_client import PodProcess
 from tfcluster.backends.kubernetes.kube_client import Cluster
-from tfcluster.backends.kubernetes.seat_client import SeatProcess
 from tfcluster.rundir.forked_children import keep_from_children
 
 if TYPE_CHECKING:
@@ -51,10 +51,10 @@ def start(
     *,
     timeout_s: float,
     is_alone: bool = False,
-) -> SeatProcess:
-    """Start a process at the seat of a pod; see `SeatProcess`. Raises ConnectionError."""
+) -> PodProcess:
+    """Start a process at the exec server of a pod; see `PodProcess`. Raises ConnectionError."""
     port = open_port(cluster, pod, PORT)
-    return SeatProcess(port, token, argv, timeout_s=timeout_s, is_alone=is_alone)
+    return PodProcess(port, token, argv, timeout_s=timeout_s, is_alone=is_alone)
 
 
 def open_port(cluster: Cluster, pod: str, port: int) -> socket.socket:

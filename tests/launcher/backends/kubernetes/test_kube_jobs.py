@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from tests.launcher.agent.test_pod_seat import Pod
+from tests.launcher.agent.test_exec_server import Pod
 from tests.launcher.backends.kubernetes.fake_api import FakeApi, Object
 from tests.launcher.conftest import plan_of
 
@@ -120,7 +120,7 @@ def test_a_run_whose_coordinator_is_being_replaced_keeps_its_pods_until_that_sto
 
 
 class Told:
-    """The command that tells a coordinator, as `SeatProcess`: connections fail, then it ends."""
+    """The command that tells a coordinator, as `PodProcess`: connections fail, then it ends."""
 
     def __init__(self, *failures: str, end: str = "") -> None:
         self.failures, self.end, self.pods = [*failures], end, list[str]()
@@ -236,10 +236,10 @@ sys.exit(int("fail" in (folder / "given.json").read_text()))
 
 @pytest.fixture
 def visited(place: FakeApi, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
-    """Have a real seat in the pod of a Job; return a call that runs `EXAMINE` there."""
-    (seat_folder := tmp_path / "seat").mkdir()
-    seat, said = Pod(seat_folder), list[str]()
-    host, _, port = seat.address.rpartition(":")
+    """Have a real exec server in the pod of a Job; return a call that runs `EXAMINE` there."""
+    (server_folder := tmp_path / "server").mkdir()
+    server, said = Pod(server_folder), list[str]()
+    host, _, port = server.address.rpartition(":")
 
     def open_port(cluster: object, pod: str, number: int) -> socket.socket:
         assert pod == "lab-1-x"
@@ -261,8 +261,8 @@ def visited(place: FakeApi, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
         return (folder / "report.json").read_text(), said
 
     yield run
-    seat.process.kill()
-    seat.process.communicate()
+    server.process.kill()
+    server.process.communicate()
 
 
 def test_a_python_runs_in_the_coordinators_pod_with_the_files_of_a_folder(

@@ -1,7 +1,7 @@
 """Runs whose coordinator is a Job of a Kubernetes cluster (`backends.jobs.Jobs`).
 
 `submit` makes all objects of a run; the Job owns the others, so deleting it removes everything.
-A stop goes through the seat of the coordinator's pod, so that the run saves its work first.
+A stop goes through the exec server of the coordinator's pod, so that the run saves its work first.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from tfcluster.agent.error_text import describe_error
 from tfcluster.backends import past_runs
 from tfcluster.backends.jobs import JobEnd, JobState, Submission
 from tfcluster.backends.kubernetes import port_forward, run_objects, run_pods
+from tfcluster.backends.kubernetes.exec_client import PodProcess
 from tfcluster.backends.kubernetes.kube_checks import check as check
 from tfcluster.backends.kubernetes.kube_client import (
     JOB_VARIABLE,
@@ -41,7 +42,6 @@ from tfcluster.backends.kubernetes.run_objects import (
     STOP,
     VISITOR,
 )
-from tfcluster.backends.kubernetes.seat_client import SeatProcess
 from tfcluster.backends.kubernetes.submitted import kube_package
 from tfcluster.backends.kubernetes.submitted.kube_job_states import (
     describe,
@@ -375,7 +375,7 @@ class PodFolder:
     def folder(self) -> str:
         return f"{run_pods.STATE_FOLDER}/runs/{self.paths.run_id}"
 
-    def open(self) -> SeatProcess | None:
+    def open(self) -> PodProcess | None:
         place = _reach(self.cluster, 5.0)
         with _silence():
             pod = _coordinator_pod(place, self.job)
@@ -524,6 +524,6 @@ def _delete_pod(place: Cluster, pod: Object, *, grace_s: int) -> None:
 
 
 def _token_of(place: Cluster, run: str) -> bytes:
-    """Return the token of the seat of a run's coordinator."""
+    """Return the token of the exec server of a run's coordinator."""
     secret = place.get(f"secrets/{run_objects.object_name(run)}")
     return base64.b64decode(secret["data"][run_objects.COORDINATOR_TOKEN])

@@ -28,7 +28,7 @@ from tfcluster.agent import catalogue as msg
 from tfcluster.agent import foreign_json, protocol
 from tfcluster.agent.error_text import describe_error
 from tfcluster.backends import job_watch, past_runs
-from tfcluster.backends.kubernetes.seat_client import SeatProcess
+from tfcluster.backends.kubernetes.exec_client import PodProcess
 from tfcluster.backends.kubernetes.submitted.kube_package import FOLDER
 from tfcluster.backends.past_runs import SilentError
 from tfcluster.checkpoints.copying import PARTIAL, SourceChangedError, write_atomically
@@ -71,7 +71,7 @@ class Source(Protocol):
     def folder(self) -> str:
         """The run folder there."""
 
-    def open(self) -> SeatProcess | None:
+    def open(self) -> PodProcess | None:
         """Start a file process in the pod; None while no pod runs."""
 
     def release(self) -> None:
@@ -145,7 +145,7 @@ class Mirror:
         self._finish(final_state)
         return True
 
-    async def _copy_from(self, pod: SeatProcess) -> bytes | None:
+    async def _copy_from(self, pod: PodProcess) -> bytes | None:
         """Copy over one connection; return the state of a run that is over, once all has come.
 
         Raises ConnectionError if it is not the first connection in a row without an answer: the
@@ -196,7 +196,7 @@ class Mirror:
         past_runs.find_leftovers_of(self.paths.run_id)  # forgets a run that left nothing
 
 
-def open_files(pod: SeatProcess) -> tuple[RemoteFiles, threading.Thread]:
+def open_files(pod: PodProcess) -> tuple[RemoteFiles, threading.Thread]:
     """Return the files of a pod in which `pod` is a file process, and the thread that reads it.
 
     The thread is not asyncio's: the end of a command does not wait for it.
