@@ -34,7 +34,7 @@ _OPEN_FILES, _OPEN_FILES_OF_A_TASK = 20, 4
 LEASE_S: Final = 3600.0
 """``supervision.lease_s`` of a background run on other machines, unless the spec sets it."""
 
-Source = str | os.PathLike[str] | Mapping[str, Any]
+SpecSource = str | os.PathLike[str] | Mapping[str, Any]
 """A spec: the path of its file, or its value, whose paths are relative to the current folder."""
 
 
@@ -42,7 +42,7 @@ watch: Callable[[Run], Result] = Run.wait
 """The function by which `run` waits; ``%load_ext tfcluster`` sets one with a live view."""
 
 
-def load(source: Source, *, sets: Sequence[str] = (), hosts: str | None = None) -> LoadedSpec:
+def load(source: SpecSource, *, sets: Sequence[str] = (), hosts: str | None = None) -> LoadedSpec:
     """Return the checked spec in `source`.
 
     `sets`: overrides such as ``"supervision.max_restarts=0"``; `hosts`: the machines of the
@@ -57,7 +57,7 @@ def load(source: Source, *, sets: Sequence[str] = (), hosts: str | None = None) 
 
 
 def plan(
-    source: Source | Run | LoadedSpec,
+    source: SpecSource | Run | LoadedSpec,
     *,
     sets: Sequence[str] = (),
     hosts: str | None = None,
@@ -125,7 +125,7 @@ def _text_of(name: str, value: object) -> str | None:
 
 @delaying_exit()
 def start(
-    source: Source | Run | LoadedSpec | Planned,
+    source: SpecSource | Run | LoadedSpec | Planned,
     *,
     detach: bool = False,
     resume: str | None = None,

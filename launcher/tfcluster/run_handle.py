@@ -324,7 +324,7 @@ class Run:
         return (yield from self._end())
 
     def _end(self) -> Waiting[Result]:
-        state_file = job_watch.StateFile(self.paths)
+        state_file = job_watch.JobStateFile(self.paths)
         with delaying_exit():
             while not (self._is_over(state_file) and (state := self.state()).status.is_final):
                 yield
@@ -380,7 +380,7 @@ class Run:
 
     def _rounds(self, follow: bool) -> Iterator[bool]:
         """Yield False while more may come, then True for the last round."""
-        state_file = job_watch.StateFile(self.paths)
+        state_file = job_watch.JobStateFile(self.paths)
         with delaying_exit():
             while follow and not self._is_over(state_file):
                 yield False

@@ -108,7 +108,7 @@ _followings: dict[RunPaths, Following | None] = {}
 _late: set[str] = set()
 """Runs whose folder here is behind that of their coordinator."""
 _MAX_NAMED = 3
-_files: dict[RunPaths, StateFile] = {}
+_files: dict[RunPaths, JobStateFile] = {}
 
 
 def forget() -> None:
@@ -143,7 +143,7 @@ def _is_judged(snapshot: RunSnapshot | None) -> bool:
     return jobs.of_run(snapshot) is not None
 
 
-class StateFile(registry.StateFile):
+class JobStateFile(registry.StateFile):
     """A reader of ``state.json`` that knows what the scheduler says; it never waits for it."""
 
     def __init__(self, paths: RunPaths) -> None:
@@ -371,12 +371,12 @@ def list_runs(home_dir: Path | None = None) -> RunListing:
 
 def _judge_all(runs: Sequence[tuple[RunPaths, RunSnapshot]]) -> dict[RunPaths, RunSnapshot]:
     """Return the states of the runs that schedulers have a say about."""
-    files: dict[RunPaths, StateFile] = {}
+    files: dict[RunPaths, JobStateFile] = {}
     followings = dict[RunPaths, Following]()
     schedulers: dict[tuple[str, str], _Scheduler] = {}
     for paths, snapshot in runs:
         if _is_judged(snapshot):
-            file = files[paths] = _files.setdefault(paths, StateFile(paths))
+            file = files[paths] = _files.setdefault(paths, JobStateFile(paths))
             file.read_without_asking()  # an answer counts only for what was read before it
             scheduler = _scheduler_of(snapshot)
             schedulers[scheduler.backend, scheduler.cluster] = scheduler

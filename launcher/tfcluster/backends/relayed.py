@@ -174,7 +174,7 @@ def _tail(received: bytes) -> str:
     return received[-400:].decode(errors="replace").strip()
 
 
-def explain(
+def explain_dial(
     error: BaseException, code: int | None, stderr: str, *, logs_in: bool = True
 ) -> Unreached:
     """Return why the agent could not be reached.
@@ -240,13 +240,13 @@ class Transport(AgentHandle):
         order: NodeOrder,
         built: bundle.Bundle,
         *,
-        place: AgentContainer | None = None,
+        container: AgentContainer | None = None,
         nodes: type[RelayedNodes] | None = None,
     ) -> None:
-        """Create a transport. `place`: the container made for the agent; `nodes`: its backend."""
+        """Create a transport. `container`: the one made for the agent; `nodes`: its backend."""
         self._is_tied = isinstance(order, AgentConfig) and order.is_tied
-        self._logs_in = place is None and not self._is_tied
-        self._place, self._nodes = place, nodes or RelayedNodes
+        self._logs_in = container is None and not self._is_tied
+        self._container, self._nodes = container, nodes or RelayedNodes
         self._argv, self._order, self._bundle = argv, order, built
         self._process: asyncio.subprocess.Process | None = None
         self._stderr_lines: deque[str] = deque(maxlen=_KEPT_LINES)
@@ -267,7 +267,7 @@ class Transport(AgentHandle):
         try:
             await self._begin(reader, writer)
         except (OSError, EOFError, TimeoutError) as error:
-            unreached = await self.why_unreached(error)
+            unreached = await self.end_unreached(error)
             writer.close()
             raise unreached from error
         except BaseException:
@@ -329,31 +329,31 @@ class Transport(AgentHandle):
 
     @property
     def loss(self) -> NodeLoss | None:
-        return self._loss if self._place is None else self._place.loss
+        return self._loss if self._container is None else self._container.loss
 
     def on_answer(self) -> None:
         self._loss = None
-        if self._place is not None:
-            self._place.loss = None
+        if self._container is not None:
+            self._container.loss = None
 
     async def explain(self) -> None:
-        if self._place is not None:
-            await self._place.explain()
+        if self._container is not None:
+            await self._container.explain()
 
     async def has_gone(self) -> bool:
         """Return whether the last dial has proved that agent and guard ended (`agent.fencing`)."""
         code, stderr = await self._exit_code(), self.last_words()
         has_ended = code == relay.AGENT_GONE or self._nodes.proves_end(stderr)
-        if self._place is not None and not has_ended:
-            has_ended = await self._place.has_ended(stderr)
+        if self._container is not None and not has_ended:
+            has_ended = await self._container.has_ended(stderr)
         self._agent_has_ended = has_ended
         return has_ended
 
     async def end(self, *, keeps_folders: bool) -> bool:
         await self.disconnect()
-        if self._place is None or keeps_folders:
+        if self._container is None or keeps_folders:
             return self._agent_has_ended
-        return await self._place.end() or self._agent_has_ended
+        return await self._container.end() or self._agent_has_ended
 
     async def _exit_code(self) -> int | None:
         """Return the exit code of the last dial, or None while it runs."""
@@ -364,12 +364,12 @@ class Transport(AgentHandle):
                 await self._process.wait()
         return self._process.returncode
 
-    async def why_unreached(self, error: BaseException) -> Unreached:
+    async def end_unreached(self, error: BaseException) -> Unreached:
         """End the dial and return why the agent could not be reached."""
         code = None if isinstance(error, TimeoutError) else await self._exit_code()
         await self.disconnect()
         self._last_code = code
-        return explain(error, code, self.last_words(), logs_in=self._logs_in)
+        return explain_dial(error, code, self.last_words(), logs_in=self._logs_in)
 
     def last_words(self) -> str:
         """Return what the transport, or the agent behind it, wrote to stderr."""
@@ -411,7 +411,7 @@ async def end_run(argv: Sequence[str], *, run_id: str, former: Mapping[str, Any]
     except Unreached:  # explained when the dial failed
         raise
     except (OSError, TimeoutError, ValueError, protocol.ProtocolError) as error:
-        raise await transport.why_unreached(error) from error
+        raise await transport.end_unreached(error) from error
     finally:
         await transport.disconnect()
 
@@ -420,15 +420,15 @@ async def connect(
     argv: Sequence[str],
     config: AgentConfig,
     *,
-    place: AgentContainer | None = None,
+    container: AgentContainer | None = None,
     nodes: type[RelayedNodes] | None = None,
 ) -> AgentLink:
     """Connect to the agent with this `config`, which is started if it does not run.
 
-    `argv`, `place` and `nodes`: see `Transport`. Raises Unreached with the transport's stderr.
+    `argv`, `container` and `nodes`: see `Transport`. Raises Unreached with the transport's stderr.
     """
     built = await asyncio.to_thread(bundle.build)
-    transport = Transport(argv, config, built, place=place, nodes=nodes)
+    transport = Transport(argv, config, built, container=container, nodes=nodes)
     hello = Hello(run_id=config.run_id, node=config.node, token=config.token, stream_logs=True)
     link = AgentLink(transport.dial, hello, transport, lease_s=config.lease_s)
     try:
@@ -436,7 +436,7 @@ async def connect(
     except Unreached:
         raise
     except (OSError, TimeoutError, protocol.ProtocolError, HelloRefused) as error:
-        raise await transport.why_unreached(error) from error
+        raise await transport.end_unreached(error) from error
     except BaseException:  # cancelled by Ctrl-C
         await transport.disconnect()
         raise

@@ -153,14 +153,20 @@ def _find_run(run: str | None, terminal: Terminal) -> list[RunPaths]:
     try:
         return [registry.resolve(run, live_only=True)]
     except UnknownRunError:
-        past = past_runs.find_leftovers_of(run, patience_s=_ANSWER_S) if run else past_runs.Found()
+        past = (
+            past_runs.find_leftovers_of(run, patience_s=_ANSWER_S)
+            if run
+            else past_runs.LeftoverAnswers()
+        )
         if not (past.leftovers or past.silent):
             raise
         NodeLostError.raise_all(list(_remove_leftovers(past, terminal)))
         return []
 
 
-def _remove_leftovers(past: past_runs.Found, terminal: Terminal) -> Iterator[NodeLostError]:
+def _remove_leftovers(
+    past: past_runs.LeftoverAnswers, terminal: Terminal
+) -> Iterator[NodeLostError]:
     """Remove leftovers; yield an error for each backend that fails, or does not say what it has."""
     for left in past.leftovers:
         names = ", ".join(left.names)

@@ -207,7 +207,7 @@ def attach(
         events_offset=0 if as_json else end_of_lines(paths.events),
     )
     try:
-        view.run(is_over=job_watch.StateFile(paths).is_over)
+        view.run(is_over=job_watch.JobStateFile(paths).is_over)
     except KeyboardInterrupt:
         terminal.clear_footer()
         short = state.run[-4:] + option_of(paths, (state.job or {}).get("backend", ""))
@@ -310,7 +310,7 @@ def logs(
         tail=tail,
         failed=_find_failed(paths),
     )
-    is_over = job_watch.StateFile(paths).is_over
+    is_over = job_watch.JobStateFile(paths).is_over
     if as_json:
         merged = MergedLogs(paths, log_filter, LineStyle(as_json=True))
         while follow and not is_over():

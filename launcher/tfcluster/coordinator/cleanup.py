@@ -152,7 +152,7 @@ def _plan(paths: RunPaths) -> Plan | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Leftover:
+class LeftProcess:
     """A living process that provably belongs to the run."""
 
     process: psutil.Process
@@ -188,12 +188,12 @@ def end_everywhere(paths: RunPaths, say: Callable[[str], None]) -> None:
         )
 
 
-def end_processes(run_id: str) -> tuple[Leftover, ...]:
+def end_processes(run_id: str) -> tuple[LeftProcess, ...]:
     """Kill the run's processes on this host; return them.
 
     First tasks and agents; then the guards, which get time to end processes without a mark.
     """
-    ended: dict[int, Leftover] = {}
+    ended: dict[int, LeftProcess] = {}
     begun = time.monotonic()
     while leftovers := list(find(run_id)):
         ended |= {leftover.process.pid: leftover for leftover in leftovers}
@@ -210,7 +210,7 @@ def end_processes(run_id: str) -> tuple[Leftover, ...]:
     return tuple(ended.values())
 
 
-def find(run_id: str) -> Iterator[Leftover]:
+def find(run_id: str) -> Iterator[LeftProcess]:
     """Yield the run's processes: agents by their command line, tasks by TFCLUSTER_RUN_ID.
 
     Left out: this command and its parents, and the coordinators of other runs, which a task of
@@ -223,7 +223,7 @@ def find(run_id: str) -> Iterator[Leftover]:
             if process.pid in spared or process.status() == psutil.STATUS_ZOMBIE:
                 continue
             if name := _identify(process, run_id):
-                yield Leftover(process, name)
+                yield LeftProcess(process, name)
 
 
 def _identify(process: psutil.Process, run_id: str) -> str:
@@ -239,7 +239,7 @@ def _identify(process: psutil.Process, run_id: str) -> str:
     return environ.get("TFCLUSTER_TASK", "prepare")
 
 
-def _is_dead(leftover: Leftover) -> bool:
+def _is_dead(leftover: LeftProcess) -> bool:
     try:
         return leftover.process.status() == psutil.STATUS_ZOMBIE
     except psutil.Error:

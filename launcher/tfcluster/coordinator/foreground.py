@@ -19,8 +19,8 @@ from tfcluster.coordinator import takeover
 from tfcluster.coordinator.coordinator import Coordinator
 from tfcluster.coordinator.gathering import NOTHING, RunGathering
 from tfcluster.coordinator.launch import (
+    END_ANNOUNCED,
     SIGNALS,
-    WARNING,
     End,
     Launch,
     Watcher,
@@ -274,7 +274,7 @@ def _handling_signals(coordinator: Coordinator) -> Iterator[None]:
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         del handled[signal.SIGHUP]  # in the background or under nohup: outlives its terminal
     if coordinator.job is not None:  # its scheduler sends them
-        for number in (signal.SIGTERM, WARNING):
+        for number in (signal.SIGTERM, END_ANNOUNCED):
             handled[number] = partial(coordinator.end_job, number)
     for number, handler in handled.items():
         loop.add_signal_handler(number, handler)

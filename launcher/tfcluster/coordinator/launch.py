@@ -34,7 +34,7 @@ SIGNALS = {
     signal.SIGTERM: Stop("SIGTERM", 143),
     signal.SIGHUP: Stop("the terminal was closed", 129),
 }
-WARNING = signal.SIGUSR1
+END_ANNOUNCED = signal.SIGUSR1
 """The signal by which a scheduler says that the time of a job is nearly over."""
 
 

@@ -178,10 +178,10 @@ class _Watch:
     _is_asking: bool = False
     _is_announced: bool = False
     _cancelled_by: int | None = None
-    _state_file: job_watch.StateFile = field(init=False)
+    _state_file: job_watch.JobStateFile = field(init=False)
 
     def __post_init__(self) -> None:
-        self._state_file = job_watch.StateFile(self.paths)
+        self._state_file = job_watch.JobStateFile(self.paths)
 
     def run(self) -> End:
         while not self._state_file.is_over():

@@ -38,7 +38,7 @@ from tfcluster.spec.job import Job
 from tfcluster.spec.load import LoadedSpec
 from tfcluster.spec.model import ClusterSpec
 
-Source = str | RunPaths | Mapping[str, Any] | None
+SpecSource = str | RunPaths | Mapping[str, Any] | None
 """A file, an earlier run, a value, or None for ``./tfcluster.json`` or the like."""
 
 
@@ -96,7 +96,7 @@ def _keys_with_args(job: Job) -> list[str]:
     return [key for key in with_args if not programs & {key, key.partition(":")[0]}]
 
 
-def load(source: Source, options: PlanOptions = UNCHANGED) -> LoadedSpec:
+def load(source: SpecSource, options: PlanOptions = UNCHANGED) -> LoadedSpec:
     """Load a spec; for an earlier run its spec, in the folder it was started from.
 
     Raises SpecError (exit 2).
@@ -109,7 +109,7 @@ def load(source: Source, options: PlanOptions = UNCHANGED) -> LoadedSpec:
 
 
 def plan(
-    source: Source | LoadedSpec,
+    source: SpecSource | LoadedSpec,
     options: PlanOptions = UNCHANGED,
     *,
     calling_python: str | None = None,

@@ -18,7 +18,7 @@ from typing import Any
 from rich.text import Text
 
 from tfcluster.agent import foreign_json
-from tfcluster.backends.job_watch import StateFile
+from tfcluster.backends.job_watch import JobStateFile
 from tfcluster.rundir.figures import figures_of
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.snapshot import RunSnapshot, TaskSnapshot
@@ -74,7 +74,7 @@ class RunView:
             self._folder_watch.watch(folder)
         self.logs = MergedLogs(paths, log_filter, line_style, self._folder_watch.watch)
         self._events = LogSource(paths.events, offset=events_offset)
-        self._state = StateFile(paths)
+        self._state = JobStateFile(paths)
         self._messages: deque[str] = deque()
         self._is_finishing = threading.Event()
         self._thread: threading.Thread | None = None

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from rich.text import Text
 
-from tfcluster.backends.job_watch import StateFile
+from tfcluster.backends.job_watch import JobStateFile
 from tfcluster.rundir.figures import figures_of
 from tfcluster.rundir.paths import RunPaths, home
 from tfcluster.rundir.snapshot import RunSnapshot, to_json_numbers
@@ -27,7 +27,7 @@ class LiveRuns:
     """The states of the live runs; files that have not changed are not read again."""
 
     def __init__(self) -> None:
-        self._files: dict[str, StateFile] = {}
+        self._files: dict[str, JobStateFile] = {}
         self._over: set[str] = set()
 
     def read(self) -> list[RunSnapshot]:
@@ -37,7 +37,7 @@ class LiveRuns:
             name = folder.name
             if name in self._over:
                 continue
-            file = self._files.setdefault(name, StateFile(RunPaths(folder)))
+            file = self._files.setdefault(name, JobStateFile(RunPaths(folder)))
             snapshot = file.read()
             if snapshot is None:
                 continue  # it may just begin

@@ -60,7 +60,7 @@ class RunIndex:
 
     def __init__(self, home: Path) -> None:
         self.home = home
-        self._files: dict[str, job_watch.StateFile] = {}
+        self._files: dict[str, job_watch.JobStateFile] = {}
         self._rows: dict[str, tuple[RunSnapshot, Status, dict[str, Any]]] = {}
         self._lock = threading.Lock()
 
@@ -91,7 +91,7 @@ class RunIndex:
 
     def _row(self, paths: RunPaths) -> dict[str, Any]:
         """Return the row of a run; empty for one that may just begin."""
-        file = self._files.setdefault(paths.run_id, job_watch.StateFile(paths))
+        file = self._files.setdefault(paths.run_id, job_watch.JobStateFile(paths))
         snapshot = file.read()
         if snapshot is None:
             return _damaged_row(paths)

@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol
 from starlette.concurrency import run_in_threadpool
 
 from tfcluster.agent import foreign_json
-from tfcluster.backends.job_watch import StateFile
+from tfcluster.backends.job_watch import JobStateFile
 from tfcluster.rundir import registry, series
 from tfcluster.rundir.figures import state_json
 from tfcluster.rundir.paths import RunPaths
@@ -62,7 +62,7 @@ class RunSource:
 
     def __init__(self, paths: RunPaths) -> None:
         self._paths, self.is_over = paths, False
-        self._file = StateFile(paths)
+        self._file = JobStateFile(paths)
         self._snapshot: RunSnapshot | None = None
         self._state: dict[str, Any] = {}
         self._events = LogSource(paths.events, offset=end_of_lines(paths.events))

@@ -118,7 +118,7 @@ def test_a_job_that_is_queued_again_without_a_word_is_queued(home_dir: Any, fake
     paths = submitted(home_dir, fake, *STARTED)
     assert registry.load(paths).status is Status.RUNNING
     assert job_watch.load(paths).status is Status.QUEUED
-    file = job_watch.StateFile(paths)
+    file = job_watch.JobStateFile(paths)
     file.read()
     job_watch._scheduler_of(registry.load(paths)).make_due(0.0)
     assert until(file.news) == ["queued again: Priority"]
@@ -180,7 +180,7 @@ def test_an_answer_does_not_count_for_what_was_written_after_it(
     home_dir: Any, fake: Fake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paths = submitted(home_dir, fake)
-    file = job_watch.StateFile(paths)
+    file = job_watch.JobStateFile(paths)
     until(lambda: (file.read() or state_of(paths)).waits_for == "nodes: Priority")
     state = state_of(paths)
     writer = RunWriter(state, paths)
@@ -324,7 +324,7 @@ def test_news_are_what_has_changed(
 ) -> None:
     monkeypatch.setattr(job_watch, "INTERVAL_S", 0.0)
     paths = submitted(home_dir, fake)
-    file, heard = job_watch.StateFile(paths), list[str]()
+    file, heard = job_watch.JobStateFile(paths), list[str]()
 
     def hear(count: int) -> list[str]:
         def has_heard() -> bool:
@@ -355,7 +355,7 @@ def test_a_silent_scheduler_of_a_running_run_is_news_where_the_files_come_from_t
     paths = submitted(home_dir, fake, *STARTED)
     fake.following = SimpleNamespace(problem="") if is_copied else None
     fake.error = SilentError("no API server")
-    file, heard = job_watch.StateFile(paths), list[str]()
+    file, heard = job_watch.JobStateFile(paths), list[str]()
 
     def is_silent() -> bool:
         heard.extend(file.news())
@@ -393,7 +393,7 @@ def test_a_note_about_a_job_counts_once_its_run_is_over(home_dir: Any, fake: Fak
     text = note.read_text().split("\n")
     note.write_text("\n".join([*text[:2], f"{GONE.host}/{os.getuid()}/{GONE.pid}/1", ""]))
     assert past_runs.is_live_job(paths.root)
-    assert past_runs.find_leftovers() == past_runs.Found()
+    assert past_runs.find_leftovers() == past_runs.LeftoverAnswers()
     assert note.exists()
     registry.delete(paths)
     assert not past_runs.is_live_job(paths.root)

@@ -59,9 +59,9 @@ def refusal(script: str, fault: DialFault | None = None) -> str:
 
 
 def test_the_banner_of_a_prolog_is_not_the_reason() -> None:
-    why = relayed.explain(EOFError("== welcome =="), 0, "", logs_in=False)
+    why = relayed.explain_dial(EOFError("== welcome =="), 0, "", logs_in=False)
     assert str(why) == "it ended with exit code 0; its output: == welcome =="
-    why = relayed.explain(EOFError("== welcome =="), 1, "no such image", logs_in=False)
+    why = relayed.explain_dial(EOFError("== welcome =="), 1, "no such image", logs_in=False)
     assert str(why) == "no such image"
 
 

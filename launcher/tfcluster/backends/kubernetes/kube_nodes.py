@@ -31,19 +31,19 @@ from tfcluster.backends.base import Nodes, RunContext
 from tfcluster.backends.kubernetes import exec_client, port_forward, reasons, run_objects
 from tfcluster.backends.kubernetes.kube_client import (
     JOB_VARIABLE,
-    Cluster,
+    KubeCluster,
     KubeError,
     KubeSilentError,
+    in_thread,
     reach,
     reach_again,
-    soon,
     to_the_end,
 )
 from tfcluster.backends.kubernetes.leadership import Leadership
 from tfcluster.backends.kubernetes.reasons import has_terminated
 from tfcluster.backends.kubernetes.run_objects import ROLE, RUN, TASKS, PodRun
 from tfcluster.backends.kubernetes.submitted.kube_package import extract_files
-from tfcluster.backends.kubernetes.task_pods import Clock, Outcome, TaskPod, Wait, list_refusals
+from tfcluster.backends.kubernetes.task_pods import Clock, TaskPod, Wait, WaitResult, list_refusals
 from tfcluster.backends.relayed import STARTER
 from tfcluster.errors import NodeLostError, SetupError, join_first
 from tfcluster.node_loss import LossNature
@@ -100,11 +100,11 @@ class KubeNodes(Nodes):
         self._agents: dict[str, Mapping[str, Any] | None] = {}
         """Node → identity of the last agent reached there."""
         self._is_open = False
-        self._cluster: Cluster
+        self._cluster: KubeCluster
 
     async def __aenter__(self) -> Self:
         """Have the pods and wait until all run. Raises SetupError."""
-        self._cluster = await soon(reach, self._settings, patience_s=_PATIENCE_S)
+        self._cluster = await in_thread(reach, self._settings, patience_s=_PATIENCE_S)
         self.allocation = f"{self._name} in the namespace {self._cluster.namespace}"
         self.hosts = {node.name: self._pod_run.host(node.name) for node in self.planned}
         try:
@@ -176,14 +176,14 @@ class KubeNodes(Nodes):
         cls, node: NodePlan, run_id: str, folder: PurePath, into: Path, *, endpoint: str
     ) -> None:
         """Copy from a pod that was kept, through its exec server and the API server."""
-        place = await soon(reach_again, endpoint, patience_s=_PATIENCE_S)
+        place = await in_thread(reach_again, endpoint, patience_s=_PATIENCE_S)
         name = run_objects.object_name(run_id)
-        if await soon(place.find, f"pods/{name}-{node.name}") is None:
+        if await in_thread(place.find, f"pods/{name}-{node.name}") is None:
             raise NodeLostError(f"the cluster has no pod of {node.name} any more")
-        secret = await soon(place.get, f"secrets/{name}")
+        secret = await in_thread(place.get, f"secrets/{name}")
         token = base64.b64decode(secret["data"][run_objects.TOKEN])
         try:
-            await soon(_fetch, place, f"{name}-{node.name}", token, str(folder), into)
+            await in_thread(_fetch, place, f"{name}-{node.name}", token, str(folder), into)
         except (OSError, tarfile.TarError) as error:
             raise NodeLostError(
                 f"the pod {name}-{node.name} does not send its files: {describe_error(error)}"
@@ -201,7 +201,7 @@ class KubeNodes(Nodes):
             try:
                 if had_agent:
                     await self._clear(pod)
-                return await relayed.connect(argv, config, place=pod)
+                return await relayed.connect(argv, config, container=pod)
             except ConnectionError as error:
                 await pod.explain()
                 if pod.loss or self._clock.now() >= until:
@@ -242,7 +242,7 @@ class KubeNodes(Nodes):
                 await self._scale(up=False)
             await self._clock.sleep(wait_s)
 
-    async def _wait_for(self, nodes: Sequence[NodePlan]) -> Outcome:
+    async def _wait_for(self, nodes: Sequence[NodePlan]) -> WaitResult:
         """Have the controllers make the pods, and wait until those of `nodes` run."""
         events = await self._persist(partial(list_refusals, self._cluster, self._name))
         if not self._is_open:
@@ -263,7 +263,7 @@ class KubeNodes(Nodes):
         return await wait.until_running()
 
     def _check_limits(
-        self, nodes: Sequence[NodePlan], outcome: Outcome, began: float, faults: int
+        self, nodes: Sequence[NodePlan], outcome: WaitResult, began: float, faults: int
     ) -> None:
         """Raise SetupError if pods are lost too often, or a lost one has no successor in time."""
         deadline_s = self._deadline_s if self._is_open else None
@@ -293,7 +293,7 @@ class KubeNodes(Nodes):
 
     async def _ask(self, method: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
         """Return what the API server answers to one request, however long it is away."""
-        return await self._persist(lambda: to_the_end(soon(method, *args, **kwargs)))
+        return await self._persist(lambda: to_the_end(in_thread(method, *args, **kwargs)))
 
     async def _persist(self, work: Callable[[], Awaitable[_T]]) -> _T:
         """Return what `work` returns, done again while the API server is away."""
@@ -330,7 +330,7 @@ class KubeNodes(Nodes):
                 if why := process.finish():
                     raise ConnectionError(why)
 
-        await soon(clear)
+        await in_thread(clear)
 
     async def _await_name(self, host: str, address: str) -> None:
         """Wait until the cluster's DNS knows the newest pod of this name."""
@@ -360,7 +360,7 @@ class KubeNodes(Nodes):
                     f" {self._settings.collect_s / 3600:.3g} h: {names}"
                 )
             else:
-                await soon(scale, self._cluster, self.run.run_id, up=False)
+                await in_thread(scale, self._cluster, self.run.run_id, up=False)
                 await self._await_end()
         except SetupError as error:
             self.run.warn_at_end(f"objects of {self._name} may be left: {error.message}")
@@ -368,7 +368,7 @@ class KubeNodes(Nodes):
     async def _await_end(self) -> None:
         """Wait until kubelets have ended all pods; remove their objects, which they would keep."""
         until = self._clock.now() + _END_S
-        while pods := await soon(self._cluster.list, "pods", labels=self._labels):
+        while pods := await in_thread(self._cluster.list, "pods", labels=self._labels):
             for pod in pods:
                 if has_terminated(pod):
                     await TaskPod(self._cluster, pod).force()
@@ -381,7 +381,7 @@ class KubeNodes(Nodes):
             await self._clock.sleep(_POLL_S)
 
 
-def _fetch(place: Cluster, pod: str, token: bytes, folder: str, into: Path) -> None:
+def _fetch(place: KubeCluster, pod: str, token: bytes, folder: str, into: Path) -> None:
     """Copy a folder of a pod, in which all processes are ended before.
 
     Raises OSError and tarfile.TarError unless all has arrived.
@@ -394,7 +394,7 @@ def _fetch(place: Cluster, pod: str, token: bytes, folder: str, into: Path) -> N
             raise OSError(why)
 
 
-def scale(cluster: Cluster, run_id: str, *, up: bool) -> None:
+def scale(cluster: KubeCluster, run_id: str, *, up: bool) -> None:
     """Have the StatefulSets of a run make all their pods, or none. Raises SetupError."""
     labels = {RUN: run_objects.run_labels(run_id)[RUN], ROLE: "task"}
     for made in cluster.list("apps/statefulsets", labels=labels):

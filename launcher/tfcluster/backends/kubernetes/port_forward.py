@@ -22,7 +22,7 @@ from tfcluster.agent import foreign_json
 from tfcluster.agent.containers.exec_server import PORT
 from tfcluster.agent.error_text import describe_error
 from tfcluster.backends.kubernetes.exec_client import PodProcess
-from tfcluster.backends.kubernetes.kube_client import Cluster
+from tfcluster.backends.kubernetes.kube_client import KubeCluster
 from tfcluster.rundir.forked_children import keep_from_children
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ _OUT: Final = select.POLLOUT | select.POLLHUP | select.POLLERR
 
 
 def start(
-    cluster: Cluster,
+    cluster: KubeCluster,
     pod: str,
     token: bytes,
     argv: Sequence[str],
@@ -57,7 +57,7 @@ def start(
     return PodProcess(port, token, argv, timeout_s=timeout_s, is_alone=is_alone)
 
 
-def open_port(cluster: Cluster, pod: str, port: int) -> socket.socket:
+def open_port(cluster: KubeCluster, pod: str, port: int) -> socket.socket:
     """Return a connection to a pod's port. Raises ConnectionError."""
     import websocket
 
@@ -83,7 +83,7 @@ def open_port(cluster: Cluster, pod: str, port: int) -> socket.socket:
         raise ConnectionError(f"no port-forward to the pod {pod}: {why}") from None
 
 
-def _connect(cluster: Cluster) -> socket.socket:
+def _connect(cluster: KubeCluster) -> socket.socket:
     """Return a connection to the API server as the client's pool makes it: its TLS, its proxy.
 
     The pool keeps none of it: the connection leaves HTTP.

@@ -156,6 +156,6 @@ def refusal(what: str, stderr: str) -> SlurmError:
     return (SlurmSilentError if _SILENT.search(stderr) else SlurmError)(what, stderr)
 
 
-async def ask_soon(*argv: str, what: str, patience_s: float = PATIENCE_S) -> str:
+async def ask_in_thread(*argv: str, what: str, patience_s: float = PATIENCE_S) -> str:
     """Return what `ask` returns, while the loop goes on."""
     return await asyncio.to_thread(ask, *argv, what=what, patience_s=patience_s)

@@ -24,7 +24,7 @@ from tfcluster.backends.slurm import JOB, NODES, OF_CLUSTER
 from tfcluster.backends.slurm.slurm_commands import (
     SlurmError,
     SlurmSilentError,
-    ask_soon,
+    ask_in_thread,
     parse_pairs,
     plain,
 )
@@ -111,7 +111,7 @@ class SlurmNodes(RelayedNodes):
         is_said = False
         while True:
             try:
-                await ask_soon("scontrol", "show", "job", os.environ[JOB], what=what)
+                await ask_in_thread("scontrol", "show", "job", os.environ[JOB], what=what)
             except SlurmSilentError as error:
                 if not is_said:
                     self.run.tell(error.message)
@@ -152,8 +152,10 @@ async def find_nodes(environ: Mapping[str, str]) -> dict[str, str]:
     The address is the one by which Slurm's own daemons reach the node. Raises SetupError.
     """
     what = f"cannot list the nodes of job {environ[JOB]}"
-    listed = await ask_soon("scontrol", "show", "hostnames", environ[NODES], what=what)
+    listed = await ask_in_thread("scontrol", "show", "hostnames", environ[NODES], what=what)
     names = listed.split()
-    shown = await ask_soon("scontrol", "show", "node", "--oneliner", ",".join(names), what=what)
+    shown = await ask_in_thread(
+        "scontrol", "show", "node", "--oneliner", ",".join(names), what=what
+    )
     nodes = {pairs.get("NodeName"): pairs for pairs in map(parse_pairs, shown.splitlines())}
     return {name: nodes.get(name, {}).get("NodeAddr") or name for name in names}

@@ -19,7 +19,7 @@ from tfcluster.backends import past_runs
 from tfcluster.backends.jobs import Submission
 from tfcluster.backends.kubernetes import port_forward
 from tfcluster.backends.kubernetes.kube_client import (
-    Cluster,
+    KubeCluster,
     KubeError,
     KubeSilentError,
 )
@@ -205,9 +205,9 @@ def test_a_slow_kubelet_and_a_late_garbage_collector_leave_no_job_and_no_pod(
     made = place.add("pods/lab-1-x", uid="b", deletionTimestamp="now")
     made["metadata"]["labels"]["tfcluster.dev/role"] = "coordinator"
     made["status"] = running_pod()
-    kube_jobs._delete_all(cast("Cluster", place), "lab-1")
+    kube_jobs._delete_all(cast("KubeCluster", place), "lab-1")
     assert [*place.objects] == ["batch/jobs/lab-1", "pods/lab-1-x"]  # it may still have files
-    kube_jobs._delete_all(cast("Cluster", place), "lab-1", is_released=True)
+    kube_jobs._delete_all(cast("KubeCluster", place), "lab-1", is_released=True)
     assert [*place.objects] == []
     job, pod = "batch/jobs/lab-1", "pods/lab-1-x"
     assert place.deleted[1:] == [job, pod, job]
@@ -220,7 +220,7 @@ def test_pods_that_have_run_nothing_are_not_waited_for(place: FakeApi) -> None:
     for name, status in (("x", waiting), ("worker-0", waiting), ("worker-1", running)):
         pod = place.add(f"pods/lab-1-{name}", uid=name)
         pod["status"] = {"phase": "Pending", "containerStatuses": [status]}
-    kube_jobs._delete_all(cast("Cluster", place), "lab-1", now=True)
+    kube_jobs._delete_all(cast("KubeCluster", place), "lab-1", now=True)
     graces = {path: how["grace_s"] for path, how in reversed(place.deletions)}
     assert [graces[f"pods/lab-1-{name}"] for name in ("x", "worker-0", "worker-1")] == [0, 0, 1]
 

@@ -189,11 +189,11 @@ class Desk:
 def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
     made = Desk(tmp_path)
 
-    async def connect(argv: object, config: AgentConfig, *, place: TaskPod) -> Any:
+    async def connect(argv: object, config: AgentConfig, *, container: TaskPod) -> Any:
         assert config.is_fenced
-        if place.uid in made.silent:
+        if container.uid in made.silent:
             raise relayed.Unreached("timed out")
-        return SimpleNamespace(place=place, welcome=SimpleNamespace(identity={"pid": 7}))
+        return SimpleNamespace(place=container, welcome=SimpleNamespace(identity={"pid": 7}))
 
     async def argv(self: KubeNodes, node: object, pod: object) -> list[str]:
         return []

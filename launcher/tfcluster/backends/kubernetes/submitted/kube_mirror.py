@@ -64,7 +64,7 @@ _SEQ: Final = re.compile(rb'(\{"seq":\s*)(\d+)')
 """The beginning of each line of events (`rundir.run_writer.to_line`)."""
 
 
-class Source(Protocol):
+class PodFolder(Protocol):
     """The coordinator's pod, as the copy needs it. Its methods raise TfclusterError."""
 
     @property
@@ -83,7 +83,7 @@ class Mirror:
     """The thread that copies the folder of one run (`backends.jobs.Following`)."""
 
     paths: RunPaths
-    source: Source
+    source: PodFolder
     problem: str = ""
     _has_news: threading.Event = field(default_factory=threading.Event)
     _failures: int = 0

@@ -17,7 +17,7 @@ from tfcluster.backends.jobs import Ending
 from tfcluster.backends.kubernetes import reasons, run_pods
 from tfcluster.backends.kubernetes.kube_client import (
     JOB_VARIABLE,
-    Cluster,
+    KubeCluster,
     KubeSilentError,
     Object,
     reach,
@@ -215,6 +215,6 @@ def _notes(made: Object) -> Mapping[str, str]:
     return found
 
 
-def around_pod() -> Cluster:
+def around_pod() -> KubeCluster:
     """Return the cluster that this pod runs in."""
     return reach(SimpleNamespace(context=None, namespace=None), patience_s=_PATIENCE_S)
