@@ -60,10 +60,10 @@ def list_before(workdir: Path, *, home: Path | None = None) -> WorkdirBefore:
 
 def describe_new_files(before: WorkdirBefore, *, gathered: Iterable[str] = ()) -> str:
     """Return a sentence about new files and the option that gathers them, or ""."""
-    now = None if before.paths is None else _visible_files(before.workdir, before.home)
-    if now is None or before.paths is None:
+    files = None if before.paths is None else _visible_files(before.workdir, before.home)
+    if files is None or before.paths is None:
         return ""
-    new = _named_by_folder(set(now) - before.paths - set(gathered), before.paths)
+    new = _named_by_folder(set(files) - before.paths - set(gathered), before.paths)
     if not new:
         return ""
     named = new[:_MOST_NAMED]
@@ -74,21 +74,21 @@ def describe_new_files(before: WorkdirBefore, *, gathered: Iterable[str] = ()) -
 
 
 def gather_outputs(
-    place: Path | Source, globs: Sequence[str], destination: Path, *, stopped: Stopped = never
+    workdir: Path | Source, globs: Sequence[str], destination: Path, *, stopped: Stopped = never
 ) -> Outputs:
     """Copy the files that `globs` match in a working directory to the same paths elsewhere.
 
     Links are not followed. Raises CancelledError, and OSError for the destination's disk.
     """
-    if isinstance(place, Path):  # which may hold a data set as well
+    if isinstance(workdir, Path):  # which may hold a data set as well
         parts = [pattern.rstrip("/").split("/") for pattern in globs]
         source: Source = LocalSource(
-            place,
+            workdir,
             most=budgets.LISTED_OUTPUTS,
             enters=lambda folder: any(_may_match_below(folder, each) for each in parts),
         )
     else:
-        source = place
+        source = workdir
     entries = {entry.path: entry for entry in source.scan(stopped=stopped)}
     matched = matching(entries.values(), globs)
     copied, notes = list[str](), list(matched.notes)

@@ -162,11 +162,11 @@ class Damaged:
     """A checkpoint in the store that nothing can be restored from."""
 
     folder: Path
-    why: str
+    damage: str
     is_set_aside: bool = False
 
     def __str__(self) -> str:
-        return f"the gathered checkpoint {self.folder.name} is damaged: {self.why}"
+        return f"the gathered checkpoint {self.folder.name} is damaged: {self.damage}"
 
 
 class IncompleteError(SourceChangedError):

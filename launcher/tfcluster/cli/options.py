@@ -54,10 +54,10 @@ def bundled(options: Sequence[Decorator], /, **makers: Callable[..., Any]) -> De
                 given[name] = make(**{key: given.pop(key) for key in wanted})
             return command(**given)
 
-        made: Callable[..., Any] = with_bundles
+        decorated: Callable[..., Any] = with_bundles
         for option in reversed(options):
-            made = option(made)
-        return made
+            decorated = option(decorated)
+        return decorated
 
     return add
 
@@ -154,13 +154,13 @@ class WithJobArgs(click.Command):
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        place = args.index("--") if "--" in args else len(args)
-        ctx.meta[_KEY] = tuple(args[place + 1 :])
+        end = args.index("--") if "--" in args else len(args)
+        ctx.meta[_KEY] = tuple(args[end + 1 :])
         try:
-            return super().parse_args(ctx, args[:place])
+            return super().parse_args(ctx, args[:end])
         except click.NoSuchOption as error:
             message = f"{error.format_message()} The job's own arguments come after `--`."
-            if scripts := [word for word in args[:place] if word.endswith(".py")]:
+            if scripts := [word for word in args[:end] if word.endswith(".py")]:
                 start = args.index(scripts[0])
                 line = shlex.join(["tfcluster", "run", *args[start:]])
                 message = f"{error.message} To run a script: {line}"

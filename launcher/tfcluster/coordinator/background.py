@@ -133,13 +133,13 @@ def start(launch: Launch) -> Background:
     """
     reader, writer = os.pipe()
     with os.fdopen(writer, "wb"):
-        why = (_spawn if _has_threads() else _fork)(launch, writer)
+        stderr = (_spawn if _has_threads() else _fork)(launch, writer)
     pipe = os.fdopen(reader, "rb")
     try:
         return Background(pickle.load(pipe), pipe)
     except EOFError:
         pipe.close()
-        raise NodeLostError(f"the coordinator's process did not start{why}") from None
+        raise NodeLostError(f"the coordinator's process did not start{stderr}") from None
 
 
 def _fork(launch: Launch, writer: int) -> str:

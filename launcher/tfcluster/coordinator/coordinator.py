@@ -167,7 +167,7 @@ class Coordinator:
         if isinstance(loop := asyncio.get_running_loop(), RunLoop):
             loop.on_stopped = self._on_stopped
         controlled = control.ControlledRun(
-            stop=lambda why, now: self.stop(Stop(why, 143, now=now)),
+            stop=lambda reason, now: self.stop(Stop(reason, 143, now=now)),
             get_state=lambda: state_json(self.run_writer.state),
             scale_to=self.scale_to,
             get_stacks=self._stacks.ask,
@@ -368,8 +368,8 @@ class Coordinator:
         match message:
             case msg.TaskStarted():
                 self._supervisor.started(task, attempt, now)
-            case msg.StartFailed(error=why):
-                self._supervisor.start_failed(task, attempt, why, now)
+            case msg.StartFailed(error=problem):
+                self._supervisor.start_failed(task, attempt, problem, now)
             case msg.TaskFrozen(signal=number):
                 self._supervisor.froze(task, attempt, number, now)
             case msg.TaskThawed():

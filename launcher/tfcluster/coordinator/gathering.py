@@ -505,11 +505,11 @@ class RunGathering:
             return describe_error(error)
         return ""
 
-    def _note_problem(self, why: str) -> None:
+    def _note_problem(self, problem: str) -> None:
         """Note why gathering failed, once per reason."""
-        if why and why != self._problem:
-            self._notes.append(f"checkpoints cannot be gathered: {why}")
-        self._problem = why
+        if problem and problem != self._problem:
+            self._notes.append(f"checkpoints cannot be gathered: {problem}")
+        self._problem = problem
 
     def _take_results(self) -> tuple[list[Event], list[str]]:
         """Return new events and notes, including those of a thread that was no longer awaited."""

@@ -68,11 +68,11 @@ def find(text: str, say: Callable[[str], None] = lambda sentence: None) -> Resum
                 f"resume: {source.run_id} has gathered no checkpoint of step or save {number}",
                 fix="; ".join([f"it has {_list_available(held)}", *map(str, damaged)]),
             ) from None
-        fresh = [Damaged(g.folder, why) for g in state if (why := g.find_damage())]
-        if not fresh:
+        new = [Damaged(g.folder, damage) for g in state if (damage := g.find_damage())]
+        if not new:
             return Resume(source, newest_of(state), state, damaged)
-        damaged += tuple(copy for copy in fresh if copy.folder.exists())  # else just replaced
-        folders = {copy.folder for copy in fresh}
+        damaged += tuple(each for each in new if each.folder.exists())  # else just replaced
+        folders = {each.folder for each in new}
         held = tuple(gathered for gathered in held if gathered.folder not in folders)
 
 

@@ -73,7 +73,7 @@ It raises InterpreterError if the Python does not work."""
 
 def choose(
     explicit: str | None,
-    explicit_why: str,
+    named_by: str,
     *,
     base: Path,
     workdir: Path,
@@ -81,21 +81,21 @@ def choose(
 ) -> Choice:
     """Choose the first Python that exists, in the order of `_candidates`.
 
-    `explicit`: the one that was requested, see `find`; `explicit_why`: the option or field that
+    `explicit`: the one that was requested, see `find`; `named_by`: the option or field that
     requested it. Raises UsageError if that one does not exist.
     """
     if explicit:
         path = find(explicit, base, environ)
         if path is None:
-            raise UsageError(f"{missing_message(explicit, base)} ({explicit_why})", fix=NAME_ONE)
-        return read(path, explicit_why, environ=environ, cwd=workdir)
-    path, why, is_default = next(_candidates(workdir, environ))
-    return read(path, why, environ=environ, cwd=workdir, is_default=is_default)
+            raise UsageError(f"{missing_message(explicit, base)} ({named_by})", fix=NAME_ONE)
+        return read(path, named_by, environ=environ, cwd=workdir)
+    path, reason, is_default = next(_candidates(workdir, environ))
+    return read(path, reason, environ=environ, cwd=workdir, is_default=is_default)
 
 
 def read(
     path: str,
-    why: str,
+    reason: str,
     *,
     environ: Mapping[str, str] = os.environ,
     cwd: Path = Path("/"),
@@ -109,9 +109,9 @@ def read(
     """
     venv = _read_venv(Path(path))
     if venv is not None and "tensorflow" in venv[1]:
-        return lambda: Interpreter(path, why, *venv, is_default)
+        return lambda: Interpreter(path, reason, *venv, is_default)
     process = _start_probe(path, environ, cwd)
-    return lambda: _read_probe(process, path, why, is_default)
+    return lambda: _read_probe(process, path, reason, is_default)
 
 
 def own_instead(python: Interpreter, *, environ: Mapping[str, str], cwd: Path) -> Interpreter:
@@ -121,9 +121,9 @@ def own_instead(python: Interpreter, *, environ: Mapping[str, str], cwd: Path) -
     """
     if not python.is_default or "tensorflow" in python.packages or python.path == sys.executable:
         return python
-    why = f"tfcluster's own: {python.why} has no TensorFlow"
+    reason = f"tfcluster's own: {python.why} has no TensorFlow"
     try:
-        own = read(sys.executable, why, environ=environ, cwd=cwd)()
+        own = read(sys.executable, reason, environ=environ, cwd=cwd)()
     except InterpreterError:
         return python
     return own if "tensorflow" in own.packages else python
@@ -212,7 +212,7 @@ def _start_probe(path: str, environ: Mapping[str, str], cwd: Path) -> subprocess
 
 
 def _read_probe(
-    process: subprocess.Popen[str], path: str, why: str, is_default: bool
+    process: subprocess.Popen[str], path: str, reason: str, is_default: bool
 ) -> Interpreter:
     with process:
         try:
@@ -230,7 +230,7 @@ def _read_probe(
     packages = _known(names)
     if has_tensorflow:
         packages.setdefault("tensorflow", "unknown")
-    return Interpreter((is_default and executable) or path, why, version, packages, is_default)
+    return Interpreter((is_default and executable) or path, reason, version, packages, is_default)
 
 
 def _not_working(path: str, reason: str) -> InterpreterError:

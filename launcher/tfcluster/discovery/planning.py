@@ -142,14 +142,14 @@ def plan(
         environ=environ,
         meanwhile=meanwhile,
     )
-    made = make_plan(
+    new_plan = make_plan(
         spec,
         context,
         spec_path=str(loaded.path) if loaded.path else None,
         args=options.args,
         set_paths=loaded.set_paths,
     )
-    return Planned(spec, made, context, options, calling_python)
+    return Planned(spec, new_plan, context, options, calling_python)
 
 
 def _place_bundle(tasks: Sequence[PlacedTask], environ: Mapping[str, str]) -> Path:

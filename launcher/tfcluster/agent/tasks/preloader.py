@@ -172,15 +172,15 @@ class Preloader:
             last_line = self._output.decode(errors="replace").strip().rpartition("\n")[2]
             self._give_up(str(report.get("why") or last_line or "no output"))
 
-    def _give_up(self, why: str) -> None:
+    def _give_up(self, failure: str) -> None:
         self._end()
-        self._report_failure(why)
+        self._report_failure(failure)
 
-    def _report_failure(self, why: str) -> None:
+    def _report_failure(self, failure: str) -> None:
         """Report a failure once: it would be the same for the next task."""
-        if why not in self._reported:
-            self._reported.add(why)
-            self._link.send(msg.PreloadFailed(error=why))
+        if failure not in self._reported:
+            self._reported.add(failure)
+            self._link.send(msg.PreloadFailed(error=failure))
 
     def _end(self) -> None:
         self.is_ready = False

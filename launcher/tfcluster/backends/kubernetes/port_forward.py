@@ -79,8 +79,8 @@ def open_port(cluster: KubeCluster, pod: str, port: int) -> socket.socket:
     except Exception as error:  # also of what signs in: a program of the kubeconfig
         opened.shutdown()
         is_answer = isinstance(error, websocket.WebSocketBadStatusException)
-        why = _refusal(error) if is_answer else describe_error(error)
-        raise ConnectionError(f"no port-forward to the pod {pod}: {why}") from None
+        reason = _refusal(error) if is_answer else describe_error(error)
+        raise ConnectionError(f"no port-forward to the pod {pod}: {reason}") from None
 
 
 def _connect(cluster: KubeCluster) -> socket.socket:
@@ -96,8 +96,8 @@ def _connect(cluster: KubeCluster) -> socket.socket:
     else:
         connection.connect()
     connection.sock.settimeout(_ANSWER_S)
-    made: socket.socket = connection.sock
-    return made
+    near: socket.socket = connection.sock
+    return near
 
 
 def _carry(opened: WebSocket, pod: str) -> socket.socket:

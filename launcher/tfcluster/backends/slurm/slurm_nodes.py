@@ -86,16 +86,16 @@ class SlurmNodes(RelayedNodes):
                 fix=f"allocate {wanted} nodes, or leave out runtime.slurm.tasks_per_node:"
                 " the tasks then share the nodes",
             )
-        own = [node.name for node in self.planned]
-        self._names = dict(zip(own, names, strict=False))
+        planned = (node.name for node in self.planned)
+        self._names = dict(zip(planned, names, strict=False))
         self.hosts = {node: names[name] for node, name in self._names.items()}
         return self
 
     async def connect(self, node: NodePlan, *, token: str, is_fenced: bool = False) -> AgentLink:
-        at = replace(node, destination=self._names[node.name])
+        step = replace(node, destination=self._names[node.name])
         if node.name in self._agents:  # during the run, in which slurmctld may be restarted
-            await self._await_controller(f"{at.destination} has to wait for a new agent")
-        return await super().connect(at, token=token, is_fenced=is_fenced)
+            await self._await_controller(f"{step.destination} has to wait for a new agent")
+        return await super().connect(step, token=token, is_fenced=is_fenced)
 
     def configure(self, node: NodePlan, config: AgentConfig) -> AgentConfig:
         """Name the job that is queued again if the node of this coordinator is lost."""
