@@ -23,8 +23,8 @@ from tfcluster.spec import HostChoice, LaunchOptions, PlanOptions, run_name
 
 if TYPE_CHECKING:
     from tfcluster import functions
+    from tfcluster.coordinator.launch import End, Launch, Watcher
     from tfcluster.coordinator.resume import Resume
-    from tfcluster.coordinator.starter import End, Launch, Watcher
     from tfcluster.discovery.planning import Planned
     from tfcluster.plans.plan import Plan
     from tfcluster.spec.load import LoadedSpec
@@ -34,7 +34,7 @@ _OPEN_FILES, _OPEN_FILES_OF_A_TASK = 20, 4
 LEASE_S: Final = 3600.0
 """``supervision.lease_s`` of a background run on other machines, unless the spec sets it."""
 
-Source = str | os.PathLike[str] | Mapping[str, Any]
+SpecSource = str | os.PathLike[str] | Mapping[str, Any]
 """A spec: the path of its file, or its value, whose paths are relative to the current folder."""
 
 
@@ -42,7 +42,7 @@ watch: Callable[[Run], Result] = Run.wait
 """The function by which `run` waits; ``%load_ext tfcluster`` sets one with a live view."""
 
 
-def load(source: Source, *, sets: Sequence[str] = (), hosts: str | None = None) -> LoadedSpec:
+def load(source: SpecSource, *, sets: Sequence[str] = (), hosts: str | None = None) -> LoadedSpec:
     """Return the checked spec in `source`.
 
     `sets`: overrides such as ``"supervision.max_restarts=0"``; `hosts`: the machines of the
@@ -57,7 +57,7 @@ def load(source: Source, *, sets: Sequence[str] = (), hosts: str | None = None) 
 
 
 def plan(
-    source: Source | Run | LoadedSpec,
+    source: SpecSource | Run | LoadedSpec,
     *,
     sets: Sequence[str] = (),
     hosts: str | None = None,
@@ -125,7 +125,7 @@ def _text_of(name: str, value: object) -> str | None:
 
 @delaying_exit()
 def start(
-    source: Source | Run | LoadedSpec | Planned,
+    source: SpecSource | Run | LoadedSpec | Planned,
     *,
     detach: bool = False,
     resume: str | None = None,
@@ -169,7 +169,7 @@ def start(
 
 def start_launch(made: Launch) -> Run:
     """Start the run in a job, another process or a thread; return it once it has a folder."""
-    if made.runtime is not None:
+    if made.is_submitted:
         from tfcluster.coordinator.submitting import submit
 
         return Run(submit(made))
@@ -264,7 +264,7 @@ def launch(made: Launch, watcher: Watcher) -> End | None:
     Signals stop the run. A launch in the background returns None once all tasks run. Raises a
     TfclusterError for whatever prevents the start.
     """
-    if made.runtime is not None:
+    if made.is_submitted:
         from tfcluster.coordinator.submitting import submit_and_watch
 
         return submit_and_watch(made, watcher)
@@ -315,7 +315,7 @@ def make_launch(
     SetupError for a limit on open files that is too low, InterpreterError without a TensorBoard,
     and the first obstacle of the plan.
     """
-    from tfcluster.coordinator.starter import Launch
+    from tfcluster.coordinator.launch import Launch
     from tfcluster.plans.context import LOCAL
     from tfcluster.preflight import rules
     from tfcluster.rundir.chaos import parse
@@ -343,8 +343,8 @@ def make_launch(
         faults=faults,
         tensorboard_python=tensorboard_python,
         resume=resume,
-        runtime=planned.spec.runtime if is_submitted else None,
-        node_settings=planned.spec.runtime,
+        runtime=planned.spec.runtime,
+        is_submitted=is_submitted,
     )
 
 

@@ -16,7 +16,7 @@ from tfcluster.agent import foreign_json
 from tfcluster.api import make_launch
 from tfcluster.backends import past_runs
 from tfcluster.coordinator.foreground import RunSession
-from tfcluster.coordinator.starter import SIGNALS, WARNING, open_folder, signals_held_back
+from tfcluster.coordinator.launch import END_ANNOUNCED, SIGNALS, open_folder, signals_held_back
 from tfcluster.coordinator.submitting import take_over
 from tfcluster.discovery import planning
 from tfcluster.errors import TfclusterError
@@ -42,7 +42,7 @@ def main(folder: str) -> int:
     except TfclusterError as error:  # the environment or the files have changed meanwhile
         sys.stderr.write(f"tfcluster: {error}\n")
         return _end(paths, Outcome.of(error))
-    with signals_held_back(WARNING):
+    with signals_held_back(END_ANNOUNCED):
         session = RunSession(launch, paths)
         end = session.run(lambda plan: None)
     if end.outcome.error is not None:

@@ -1,9 +1,9 @@
 """The coordinator of a submitted run, in its pod: ``python -m tfcluster.in_pod RUN SECONDS``.
 
-The pod's first program, the seat, starts it. It unpacks the run's package unless an earlier start
-has done that, does what `in_job` does, notes the end of the run at its Job, and keeps the run's
-files for so many seconds, in which they can be fetched. It exits with 0 then, however the run has
-ended: a failed pod would be started again. With ``--stop RUN`` it asks the coordinator in the same
+The pod's exec server starts it. It unpacks the run's package unless an earlier start has done that,
+does what `in_job` does, notes the end of the run at its Job, and keeps the run's files for so many
+seconds, in which they can be fetched. It exits with 0 then, however the run has ended: a failed pod
+would be started again. With ``--stop RUN`` it asks the coordinator in the same
 pod to stop its run; with ``--remove RUN`` it removes the files of a run that have been fetched.
 """
 
@@ -25,7 +25,7 @@ from tfcluster.backends.kubernetes.run_objects import ENV_KEY, ROLE, run_labels
 from tfcluster.backends.kubernetes.run_pods import PACKAGE_FOLDER, RUN_FOLDER
 from tfcluster.backends.kubernetes.submitted import kube_own_job, kube_package
 from tfcluster.backends.kubernetes.submitted.kube_own_job import NOT_COPYING
-from tfcluster.coordinator.starter import open_folder
+from tfcluster.coordinator.launch import open_folder
 from tfcluster.coordinator.submitting import record_job
 from tfcluster.errors import TfclusterError
 from tfcluster.rundir import control, registry

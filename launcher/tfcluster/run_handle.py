@@ -136,16 +136,16 @@ class Run:
     @property
     def checkpoints(self) -> tuple[Gathered, ...]:
         """The gathered checkpoints, oldest first."""
-        from tfcluster.checkpoints.store import open_for_reading
+        from tfcluster.checkpoints.store import read_store
 
-        return open_for_reading(self.paths.checkpoints)
+        return read_store(self.paths.checkpoints)[0]
 
     @property
     def damaged_checkpoints(self) -> tuple[Damaged, ...]:
         """The gathered checkpoints that a file is missing of, or that were set aside."""
-        from tfcluster.checkpoints.store import read
+        from tfcluster.checkpoints.store import read_store
 
-        return read(self.paths.checkpoints)[1]
+        return read_store(self.paths.checkpoints)[1]
 
     @property
     def newest_checkpoint(self) -> Gathered | None:

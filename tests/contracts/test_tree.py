@@ -51,7 +51,7 @@ def test_nothing_generated_is_committed() -> None:
 READS_ITS_OWN_JSON = {
     # These read what the process that started them, or the coordinator, wrote:
     *("agent/bootstrap.py", "agent/entry.py", "agent/tasks/host_network_spawner.py"),
-    *("agent/node/probe.py", "agent/containers/pod_seat.py", "backends/simulated/switch.py"),
+    *("agent/node/probe.py", "agent/containers/exec_server.py", "backends/simulated/switch.py"),
     "backends/kubernetes/submitted/kube_jobs.py",
     *("cli/init.py", "spec/published_schema.py"),  # files of the package
 }
@@ -74,7 +74,7 @@ MAY_HAVE_NO_TEXT = {
 }
 STANDS_ALONE = {
     *("agent/node/probe.py", "agent/bootstrap.py", "agent/error_text.py"),
-    *("agent/containers/pod_seat.py", "backends/kubernetes/seat_client.py"),
+    *("agent/containers/exec_server.py", "backends/kubernetes/exec_client.py"),
 }
 """Programs that a host's Python runs as single files, without tfcluster's package."""
 

@@ -12,7 +12,7 @@ from functools import cache
 
 import pytest
 
-from tfcluster.checkpoints.store import load_hint, open_for_reading
+from tfcluster.checkpoints.store import load_hint, read_store
 
 from .jobs.lab import PYTHONS, Lab, Trained, a_lab
 
@@ -209,7 +209,7 @@ def test_a_script_that_gives_the_workers_paths_of_their_own_does_as_before(
 @each_keras
 def test_the_code_that_the_summary_shows_loads_every_checkpoint(lab: Runs, keras: str) -> None:
     trained = lab.saved(keras)
-    gathered = open_for_reading(trained.folder / "checkpoints")
+    gathered = read_store(trained.folder / "checkpoints")[0]
     folder = lab.line.root / f"work-{keras}"
     (folder / "loading.py").write_text(LOADING)
     hints = [load_hint(one) for one in gathered]

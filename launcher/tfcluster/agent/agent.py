@@ -16,8 +16,8 @@ from tfcluster.agent.agent_config import AgentConfig
 from tfcluster.agent.error_text import describe_error
 from tfcluster.agent.guard import Recorder
 from tfcluster.agent.message_fields import parse
+from tfcluster.agent.net.coordinator_link import CoordinatorLink
 from tfcluster.agent.net.ports import PortHolder, PortInUse
-from tfcluster.agent.net.session import CoordinatorLink
 from tfcluster.agent.tasks.children import SUFFIX
 from tfcluster.agent.tasks.host_network_spawner import HostNetworkSpawner
 from tfcluster.agent.tasks.log_streaming import LogStreams
@@ -68,6 +68,16 @@ class Agent:
             take_file=self._take_file,
         )
         self._preloader.serve(self._link, self._selector)
+        self._actions: dict[type[msg.Order], Callable[[Any], None]] = {
+            msg.HoldPorts: self._hold_ports,
+            msg.Preload: self._preloader.begin,
+            msg.Start: self._runner.start_all,
+            msg.Stop: self._runner.stop,
+            msg.Signal: self._runner.signal,
+            msg.TakeStacks: self._runner.take_stacks,
+            msg.Shutdown: self._shut_down,
+            msg.KillAgent: lambda order: os.kill(os.getpid(), signal.SIGKILL),
+        }
         if config.echo:
             echo.open(config.echo)
         self._cache = config.cache or ""
@@ -122,9 +132,9 @@ class Agent:
         at = [when for when in (self._runner.deadline(), self._link.deadline()) if when is not None]
         timeout = max(0.0, min(at) - time.monotonic()) if at else None
         watched = self._selector.get_map()
-        self._link.note_turn()
+        self._link.clock.note_turn()
         ready = self._selector.select(timeout)
-        self._link.note_turn(timeout)
+        self._link.clock.note_turn(timeout)
         for key, events in ready:
             current = watched.get(key.fd)
             if current is not None and current.fileobj == key.fileobj:  # not closed in this turn
@@ -172,16 +182,6 @@ class Agent:
         self._is_over = True
 
     def _carry_out(self, message: dict[str, Any]) -> None:
-        orders: dict[type[msg.Order], Callable[[Any], None]] = {
-            msg.HoldPorts: self._hold_ports,
-            msg.Preload: self._preloader.begin,
-            msg.Start: self._runner.start_all,
-            msg.Stop: self._runner.stop,
-            msg.Signal: self._runner.signal,
-            msg.TakeStacks: self._runner.take_stacks,
-            msg.Shutdown: self._shut_down,
-            msg.KillAgent: lambda order: os.kill(os.getpid(), signal.SIGKILL),
-        }
         order = None
         try:
             order = parse(message, msg.Order)
@@ -190,11 +190,13 @@ class Agent:
             elif order is None:
                 raise ValueError(f"unknown order: {message['type']}")
             else:
-                orders[type(order)](order)
+                self._actions[type(order)](order)
         except (KeyError, TypeError, ValueError, OSError) as error:
-            why = f"{message.get('type')}: {type(error).__name__}: {describe_error(error)}"
-            is_of_files = isinstance(order, msg.FileOrder)  # the tasks can go on
-            self._link.send(msg.FilesLost(error=why) if is_of_files else msg.Refused(reason=why))
+            refusal = f"{message.get('type')}: {type(error).__name__}: {describe_error(error)}"
+            if isinstance(order, msg.FileOrder):  # the tasks can go on
+                self._link.send(msg.FilesLost(error=refusal))
+            else:
+                self._link.send(msg.Refused(reason=refusal))
 
     def _hold_ports(self, order: msg.HoldPorts) -> None:
         try:

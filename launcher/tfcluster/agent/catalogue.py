@@ -137,7 +137,6 @@ class Stop(Order):
     """SIGTERM to the tasks' groups, and SIGKILL after `grace_s`."""
     tasks: Strings
     grace_s: float
-    why: str = ""
 
 class Signal(Order):
     tasks: Strings
@@ -412,13 +411,12 @@ class LostRunEnded(Part):
 
 class WaitingForPeers(TaskReport): ...
 
-WAITING_FOR_PEERS = "waiting for peers"
-"""The phase of a task whose strategy waits for all its tasks."""
-
 class TaskPhase(TaskReport, Event):
     """The phase of a task before its first step, which can take minutes."""
     name: Name
     """``importing TensorFlow``, ``waiting for peers``, or empty once such a phase is over."""
+    waits_for_peers: bool | None = None
+    """True if its strategy waits for all its tasks."""
 
 class TaskDevices(TaskReport, Event):
     """TensorFlow has initialised its devices in the task."""

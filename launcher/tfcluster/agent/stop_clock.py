@@ -14,19 +14,20 @@ STOPPED_S = 3.0
 
 
 class StopClock:
-    """The turns of one loop."""
+    """The turns of one loop, and for how long it was stopped between them."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._last_at = clock()
+        self.stopped_s = 0.0
 
-    def take_stop(self, allowed_s: float | None = 0.0) -> float:
-        """Return the seconds since the last call if the loop was stopped in them, else 0.
+    def note_turn(self, allowed_s: float | None = 0.0) -> None:
+        """Note that the loop runs, and add the time since the last call if it was stopped in it.
 
         `allowed_s`: how long it has waited at most; None for a wait without a limit. It may have
         been stopped when that wait had just begun.
         """
         last_at, self._last_at = self._last_at, self._clock()
         passed_s = self._last_at - last_at
-        is_late = allowed_s is not None and passed_s >= max(0.0, allowed_s) + STOPPED_S
-        return passed_s if is_late else 0.0
+        if allowed_s is not None and passed_s >= max(0.0, allowed_s) + STOPPED_S:
+            self.stopped_s += passed_s

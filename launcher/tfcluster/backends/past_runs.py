@@ -103,7 +103,7 @@ class Silent:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class LeftoverAnswers:
     """The answers of the backends that were asked."""
 
     leftovers: list[Leftovers] = field(default_factory=list)
@@ -149,22 +149,24 @@ def forget(run_id: str) -> None:
         _path(run_id).unlink()
 
 
-def find_leftovers(*, excluded: Collection[str] = (), patience_s: float = PATIENCE_S) -> Found:
+def find_leftovers(
+    *, excluded: Collection[str] = (), patience_s: float = PATIENCE_S
+) -> LeftoverAnswers:
     """Return the leftovers of all runs of this host without a coordinator, except `excluded`."""
     noted: dict[Place, list[str]] = {}
     for run_id, place, coordinator in _notes():
         is_left = run_id not in excluded and is_orphan(coordinator)
         if is_left and not is_live_job(RunPaths.of(run_id).root):
             noted.setdefault(place, []).append(run_id)
-    answers = Found()
+    answers = LeftoverAnswers()
     for place, runs in noted.items():
         _ask(place, None, runs, answers, patience_s)
     return answers
 
 
-def find_leftovers_of(run_id: str, *, patience_s: float = PATIENCE_S) -> Found:
+def find_leftovers_of(run_id: str, *, patience_s: float = PATIENCE_S) -> LeftoverAnswers:
     """Return the leftovers of one finished run, at the endpoint it used."""
-    answers = Found()
+    answers = LeftoverAnswers()
     for noted, place, _ in _notes():
         if noted == run_id:
             _ask(place, run_id, [run_id], answers, patience_s)
@@ -172,7 +174,11 @@ def find_leftovers_of(run_id: str, *, patience_s: float = PATIENCE_S) -> Found:
 
 
 def _ask(
-    place: Place, run_id: str | None, noted: Collection[str], answers: Found, patience_s: float
+    place: Place,
+    run_id: str | None,
+    noted: Collection[str],
+    answers: LeftoverAnswers,
+    patience_s: float,
 ) -> None:
     """Add a backend's answer to `answers`, and forget the `noted` runs that left nothing."""
     try:

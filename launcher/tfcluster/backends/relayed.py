@@ -53,11 +53,14 @@ class DialFault(Enum):
 
 
 class Unreached(ConnectionError):
-    """A dial failed; the text says why."""
+    """A dial failed; the text says why.
 
-    def __init__(self, why: str, fault: DialFault | None = None) -> None:
-        super().__init__(why)
-        self.fault = fault
+    `stderr`: what of it the transport, or a program behind it, has written.
+    """
+
+    def __init__(self, reason: str, stderr: str = "", fault: DialFault | None = None) -> None:
+        super().__init__(reason)
+        self.stderr, self.fault = stderr, fault
 
 
 SILENCE_S = 10.0
@@ -172,7 +175,7 @@ def _tail(received: bytes) -> str:
     return received[-400:].decode(errors="replace").strip()
 
 
-def explain(
+def explain_dial(
     error: BaseException, code: int | None, stderr: str, *, logs_in: bool = True
 ) -> Unreached:
     """Return why the agent could not be reached.
@@ -182,27 +185,27 @@ def explain(
     """
     text = shorten_tracebacks(stderr)
     if text and (code in _SELF_EXPLAINING or any(text in stderr for text in _PYTHON_MESSAGES)):
-        return Unreached(text, _FAULTS.get(code or 0))
+        return Unreached(text, text, _FAULTS.get(code or 0))
     if isinstance(error, TimeoutError):
         reason = f"no answer for {SILENCE_S:.0f} s"
         reason += ": does its login hang?" if logs_in else "."
     elif not logs_in:
         # What a container or a prolog has printed before is no reason.
         if code is None or not isinstance(error, EOFError):
-            return Unreached(text or str(error) or f"exit code {code}")
+            return Unreached(text or str(error) or f"exit code {code}", text)
         printed = f"; its output: {error}" if str(error) else ""
-        return Unreached(text or f"it ended with exit code {code}{printed}")
+        return Unreached(text or f"it ended with exit code {code}{printed}", text)
     elif isinstance(error, EOFError | ConnectionResetError) and code is not None:
         reason = (
             f"its login ended with exit code {code} before tfcluster's code ran:"
             " does a .bashrc or .profile end the shell?"
         )
     else:
-        return Unreached(text or str(error) or type(error).__name__)
+        return Unreached(text or str(error) or type(error).__name__, text)
     output = "\n".join(filter(None, (text, str(error) if isinstance(error, EOFError) else "")))
     if output:
         reason += f" Its output: {output}"
-    return Unreached(reason, DialFault.LOGIN if logs_in else None)
+    return Unreached(reason, text, DialFault.LOGIN if logs_in else None)
 
 
 def shorten_tracebacks(stderr: str) -> str:
@@ -238,13 +241,13 @@ class Transport(AgentHandle):
         order: NodeOrder,
         built: bundle.Bundle,
         *,
-        place: AgentContainer | None = None,
+        container: AgentContainer | None = None,
         nodes: type[RelayedNodes] | None = None,
     ) -> None:
-        """Create a transport. `place`: the container made for the agent; `nodes`: its backend."""
+        """Create a transport. `container`: the one made for the agent; `nodes`: its backend."""
         self._is_tied = isinstance(order, AgentConfig) and order.is_tied
-        self._logs_in = place is None and not self._is_tied
-        self._place, self._nodes = place, nodes or RelayedNodes
+        self._logs_in = container is None and not self._is_tied
+        self._container, self._nodes = container, nodes or RelayedNodes
         self._argv, self._order, self._bundle = argv, order, built
         self._process: asyncio.subprocess.Process | None = None
         self._stderr_lines: deque[str] = deque(maxlen=_KEPT_LINES)
@@ -265,7 +268,7 @@ class Transport(AgentHandle):
         try:
             await self._begin(reader, writer)
         except (OSError, EOFError, TimeoutError) as error:
-            unreached = await self.why_unreached(error)
+            unreached = await self.end_unreached(error)
             writer.close()
             raise unreached from error
         except BaseException:
@@ -327,31 +330,31 @@ class Transport(AgentHandle):
 
     @property
     def loss(self) -> NodeLoss | None:
-        return self._loss if self._place is None else self._place.loss
+        return self._loss if self._container is None else self._container.loss
 
     def on_answer(self) -> None:
         self._loss = None
-        if self._place is not None:
-            self._place.loss = None
+        if self._container is not None:
+            self._container.loss = None
 
     async def explain(self) -> None:
-        if self._place is not None:
-            await self._place.explain()
+        if self._container is not None:
+            await self._container.explain()
 
     async def has_gone(self) -> bool:
         """Return whether the last dial has proved that agent and guard ended (`agent.fencing`)."""
         code, stderr = await self._exit_code(), self.last_words()
         has_ended = code == relay.AGENT_GONE or self._nodes.proves_end(stderr)
-        if self._place is not None and not has_ended:
-            has_ended = await self._place.has_ended(stderr)
+        if self._container is not None and not has_ended:
+            has_ended = await self._container.has_ended(stderr)
         self._agent_has_ended = has_ended
         return has_ended
 
     async def end(self, *, keeps_folders: bool) -> bool:
         await self.disconnect()
-        if self._place is None or keeps_folders:
+        if self._container is None or keeps_folders:
             return self._agent_has_ended
-        return await self._place.end() or self._agent_has_ended
+        return await self._container.end() or self._agent_has_ended
 
     async def _exit_code(self) -> int | None:
         """Return the exit code of the last dial, or None while it runs."""
@@ -362,12 +365,12 @@ class Transport(AgentHandle):
                 await self._process.wait()
         return self._process.returncode
 
-    async def why_unreached(self, error: BaseException) -> Unreached:
+    async def end_unreached(self, error: BaseException) -> Unreached:
         """End the dial and return why the agent could not be reached."""
         code = None if isinstance(error, TimeoutError) else await self._exit_code()
         await self.disconnect()
         self._last_code = code
-        return explain(error, code, self.last_words(), logs_in=self._logs_in)
+        return explain_dial(error, code, self.last_words(), logs_in=self._logs_in)
 
     def last_words(self) -> str:
         """Return what the transport, or the agent behind it, wrote to stderr."""
@@ -409,7 +412,7 @@ async def end_run(argv: Sequence[str], *, run_id: str, former: Mapping[str, Any]
     except Unreached:  # explained when the dial failed
         raise
     except (OSError, TimeoutError, ValueError, protocol.ProtocolError) as error:
-        raise await transport.why_unreached(error) from error
+        raise await transport.end_unreached(error) from error
     finally:
         await transport.disconnect()
 
@@ -418,15 +421,15 @@ async def connect(
     argv: Sequence[str],
     config: AgentConfig,
     *,
-    place: AgentContainer | None = None,
+    container: AgentContainer | None = None,
     nodes: type[RelayedNodes] | None = None,
 ) -> AgentLink:
     """Connect to the agent with this `config`, which is started if it does not run.
 
-    `argv`, `place` and `nodes`: see `Transport`. Raises Unreached with the transport's stderr.
+    `argv`, `container` and `nodes`: see `Transport`. Raises Unreached with the transport's stderr.
     """
     built = await asyncio.to_thread(bundle.build)
-    transport = Transport(argv, config, built, place=place, nodes=nodes)
+    transport = Transport(argv, config, built, container=container, nodes=nodes)
     hello = Hello(run_id=config.run_id, node=config.node, token=config.token, stream_logs=True)
     link = AgentLink(transport.dial, hello, transport, lease_s=config.lease_s)
     try:
@@ -434,7 +437,7 @@ async def connect(
     except Unreached:
         raise
     except (OSError, TimeoutError, protocol.ProtocolError, HelloRefused) as error:
-        raise await transport.why_unreached(error) from error
+        raise await transport.end_unreached(error) from error
     except BaseException:  # cancelled by Ctrl-C
         await transport.disconnect()
         raise

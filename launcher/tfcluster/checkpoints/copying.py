@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import stat
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +20,7 @@ from tfcluster.agent import budgets
 from tfcluster.agent.error_text import reason_of
 from tfcluster.agent.files.blobs import write_at
 from tfcluster.agent.files.outgoing import walk
-from tfcluster.checkpoints.completeness import Entry
+from tfcluster.checkpoints.recognition import Entry
 
 CHUNK = 4 * 1024 * 1024
 """Bytes copied between two checks for cancellation."""
@@ -32,16 +31,6 @@ PARTIAL = ".partial-"
 NOT_AS_GATHERED = "it is not what was gathered (SHA-512)"
 
 Stopped = Callable[[], bool]
-
-
-@dataclass(frozen=True, slots=True)
-class Prefix:
-    """A checkpoint that a ``checkpoint`` file names."""
-
-    path: str
-    """Relative to the folder of that file."""
-    saved: float
-    """Seconds since 1970."""
 
 
 class SourceChangedError(Exception):
@@ -168,33 +157,6 @@ def write_atomically(path: Path, text: str) -> None:
         writer.flush()
         os.fsync(writer.fileno())
     sync_folder(path.parent)
-
-
-def write(folder: Path, prefixes: Sequence[Prefix]) -> None:
-    """Write the ``checkpoint`` file of `folder`, or remove it without `prefixes` (oldest first).
-
-    It is UTF-8, so that it cannot name all files.
-    """
-    path = folder / "checkpoint"
-    prefixes = [prefix for prefix in prefixes if _is_utf8(prefix.path)]
-    if not prefixes:
-        path.unlink(missing_ok=True)
-        return
-    quoted = [json.dumps(prefix.path, ensure_ascii=False) for prefix in prefixes]
-    lines = [
-        f"model_checkpoint_path: {quoted[-1]}\n",
-        *(f"all_model_checkpoint_paths: {path}\n" for path in quoted),
-        *(f"all_model_checkpoint_timestamps: {prefix.saved:.6f}\n" for prefix in prefixes),
-    ]
-    write_atomically(path, "".join(lines))
-
-
-def _is_utf8(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _write_copy(reader: BinaryIO, target: Path, entry: Entry, stopped: Stopped) -> tuple[str, int]:

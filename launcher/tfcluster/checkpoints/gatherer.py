@@ -19,7 +19,6 @@ from posixpath import dirname
 from tfcluster.agent import budgets, foreign_json
 from tfcluster.agent.catalogue import Saved
 from tfcluster.agent.error_text import reason_of
-from tfcluster.checkpoints.completeness import Checkpoint, CheckpointKind, Entry, find, oldest_first
 from tfcluster.checkpoints.copying import (
     CancelledError,
     Source,
@@ -27,6 +26,7 @@ from tfcluster.checkpoints.copying import (
     partial_bytes,
     source_of,
 )
+from tfcluster.checkpoints.recognition import Checkpoint, CheckpointKind, Entry, find, oldest_first
 from tfcluster.checkpoints.store import Damaged, Gathered, IncompleteError, Store, worth_keeping
 
 _MOST_SAVES_BYTES = 4 << 20

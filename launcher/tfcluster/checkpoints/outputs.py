@@ -18,9 +18,9 @@ from pathlib import Path, PurePosixPath
 
 from tfcluster.agent import budgets
 from tfcluster.agent.error_text import describe_error
-from tfcluster.checkpoints.completeness import Entry
 from tfcluster.checkpoints.copying import LocalSource, Source, SourceChangedError, Stopped, never
-from tfcluster.checkpoints.file_formats import find_output_damage
+from tfcluster.checkpoints.damage import find_output_damage
+from tfcluster.checkpoints.recognition import Entry
 from tfcluster.errors import join_first
 
 _IGNORED_NAMES = re.compile(
@@ -60,10 +60,10 @@ def list_before(workdir: Path, *, home: Path | None = None) -> WorkdirBefore:
 
 def describe_new_files(before: WorkdirBefore, *, gathered: Iterable[str] = ()) -> str:
     """Return a sentence about new files and the option that gathers them, or ""."""
-    now = None if before.paths is None else _visible_files(before.workdir, before.home)
-    if now is None or before.paths is None:
+    files = None if before.paths is None else _visible_files(before.workdir, before.home)
+    if files is None or before.paths is None:
         return ""
-    new = _named_by_folder(set(now) - before.paths - set(gathered), before.paths)
+    new = _named_by_folder(set(files) - before.paths - set(gathered), before.paths)
     if not new:
         return ""
     named = new[:_MOST_NAMED]
@@ -74,21 +74,21 @@ def describe_new_files(before: WorkdirBefore, *, gathered: Iterable[str] = ()) -
 
 
 def gather_outputs(
-    place: Path | Source, globs: Sequence[str], destination: Path, *, stopped: Stopped = never
+    workdir: Path | Source, globs: Sequence[str], destination: Path, *, stopped: Stopped = never
 ) -> Outputs:
     """Copy the files that `globs` match in a working directory to the same paths elsewhere.
 
     Links are not followed. Raises CancelledError, and OSError for the destination's disk.
     """
-    if isinstance(place, Path):  # which may hold a data set as well
+    if isinstance(workdir, Path):  # which may hold a data set as well
         parts = [pattern.rstrip("/").split("/") for pattern in globs]
         source: Source = LocalSource(
-            place,
+            workdir,
             most=budgets.LISTED_OUTPUTS,
             enters=lambda folder: any(_may_match_below(folder, each) for each in parts),
         )
     else:
-        source = place
+        source = workdir
     entries = {entry.path: entry for entry in source.scan(stopped=stopped)}
     matched = matching(entries.values(), globs)
     copied, notes = list[str](), list(matched.notes)
@@ -127,8 +127,8 @@ def matching(entries: Iterable[Entry], globs: Sequence[str]) -> Outputs:
         elif entry.is_unreadable:
             unreadable.append(entry.path.rstrip("/"))
     for pattern in globs:
-        regex, parts = re.compile(_as_regex(pattern)), pattern.rstrip("/").split("/")
-        matched = [path for path in known if regex.match(path)]
+        parts = pattern.rstrip("/").split("/")
+        matched = [path for path in known if _matches(path.split("/"), parts)]
         if not matched:
             notes.append(f"checkpoints.outputs: nothing matches {pattern}")
         files.update(matched)
@@ -150,17 +150,16 @@ def _may_match_below(folder: str, pattern: Sequence[str]) -> bool:
     return True
 
 
-def _as_regex(pattern: str) -> str:
-    """Translate a glob as `Path.glob` reads it: ``**`` is any number of folders, ``*`` one name."""
-    parts = []
-    for part in pattern.rstrip("/").split("/"):
-        if part == "**":
-            parts.append(r"(?:[^/]+/)*")
-        else:
-            name = fnmatch.translate(part).removeprefix("(?s:").removesuffix(r")\Z")
-            parts.append(name.replace(".*", "[^/]*") + "/")
-    whole = "".join(parts)
-    return whole.removesuffix("/") + r"(?:/.*)?\Z" if whole.endswith("/") else whole + r".*\Z"
+def _matches(path: Sequence[str], pattern: Sequence[str]) -> bool:
+    """Return whether a pattern matches a file or a folder above it, each given by its parts.
+
+    ``**`` is any number of folders, as in `Path.glob`, and ``*`` one name.
+    """
+    if not pattern or not path:
+        return not pattern
+    if pattern[0] == "**":
+        return any(_matches(path[n:], pattern[1:]) for n in range(len(path)))
+    return fnmatch.fnmatchcase(path[0], pattern[0]) and _matches(path[1:], pattern[1:])
 
 
 def _visible_files(workdir: Path, home: Path | None) -> list[str] | None:

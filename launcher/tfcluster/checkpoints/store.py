@@ -1,6 +1,6 @@
 """The store of gathered checkpoints in a run folder: complete, verified, and safe from the chief.
 
-`Store` writes it, `open_for_reading` reads it, `deliver` copies from it, `fill` puts back the state
+`Store` writes it, `read_store` reads it, `deliver` copies from it, `fill` puts back the state
 that an attempt starts from, `load_hint` shows how to load a checkpoint. Its layout, which may be
 moved as a whole::
 
@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import shutil
 import tempfile
@@ -29,16 +28,7 @@ from typing import Any, TypeVar
 
 from tfcluster.agent import foreign_json
 from tfcluster.agent.error_text import reason_of
-from tfcluster.checkpoints import copying, file_formats
-from tfcluster.checkpoints.completeness import (
-    Age,
-    Checkpoint,
-    CheckpointKind,
-    Entry,
-    Newest,
-    find,
-    oldest_first,
-)
+from tfcluster.checkpoints import copying
 from tfcluster.checkpoints.copying import (
     NOT_AS_GATHERED,
     PARTIAL,
@@ -54,6 +44,15 @@ from tfcluster.checkpoints.copying import (
     source_of,
     sync_folder,
     write_atomically,
+)
+from tfcluster.checkpoints.damage import find_damage
+from tfcluster.checkpoints.recognition import (
+    Age,
+    Checkpoint,
+    CheckpointKind,
+    Entry,
+    Newest,
+    oldest_first,
 )
 
 T = TypeVar("T")
@@ -73,6 +72,16 @@ _LOADS = {
 """CheckpointKind → Python that loads a checkpoint of which no task reported how."""
 _LOAD_BACKUP = "tf.train.Checkpoint(model=model).restore({path}).expect_partial()"
 """Python that loads what Keras 2's `BackupAndRestore` saves (worker_training_state.py)."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Prefix:
+    """A checkpoint that a ``checkpoint`` file names."""
+
+    path: str
+    """Relative to the folder of that file."""
+    saved: float
+    """Seconds since 1970."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,11 +162,11 @@ class Damaged:
     """A checkpoint in the store that nothing can be restored from."""
 
     folder: Path
-    why: str
+    damage: str
     is_set_aside: bool = False
 
     def __str__(self) -> str:
-        return f"the gathered checkpoint {self.folder.name} is damaged: {self.why}"
+        return f"the gathered checkpoint {self.folder.name} is damaged: {self.damage}"
 
 
 class IncompleteError(SourceChangedError):
@@ -189,9 +198,6 @@ class Store:
     def newest(self) -> Gathered | None:
         """The newest result, or None; a backup is not a result."""
         return next((g for g in reversed(self._held) if g.kind is not CheckpointKind.BACKUP), None)
-
-    def has(self, checkpoint: Checkpoint) -> bool:
-        return any(held.checkpoint == checkpoint for held in self._held)
 
     def state(self) -> tuple[Gathered, ...]:
         """Return the checkpoints a restart starts from; see `newest_of_each`."""
@@ -293,7 +299,7 @@ class Store:
     def _place(self, gathered: Gathered) -> Gathered:
         target = self._free_folder(gathered.checkpoint)
         _write_note(gathered)
-        copying.write(gathered.folder, _prefixes([gathered], below=gathered.folder))
+        _name_prefixes(gathered.folder, _prefixes([gathered], below=gathered.folder))
         sync_folder(gathered.folder)
         gathered.folder.rename(target)
         sync_folder(self.root)
@@ -323,7 +329,7 @@ class Store:
 
     def _write_checkpoint_file(self) -> None:
         results = [g for g in self._held if g.kind is not CheckpointKind.BACKUP]
-        copying.write(self.root, _prefixes(results, below=self.root))
+        _name_prefixes(self.root, _prefixes(results, below=self.root))
 
     def _recover(self) -> None:
         for leftover in self.root.glob(f"{PARTIAL}*"):
@@ -331,7 +337,7 @@ class Store:
                 shutil.rmtree(leftover, ignore_errors=True)
             else:
                 leftover.unlink(missing_ok=True)
-        held, damaged = read(self.root)
+        held, damaged = read_store(self.root)
         self._held = list(held)
         for broken in damaged:
             if not broken.is_set_aside:
@@ -363,13 +369,7 @@ def newest_of_each(held: Sequence[Gathered], *, place: int | None = None) -> tup
     return tuple(gathered for gathered in held if gathered in chosen.values())
 
 
-def open_for_reading(root: Path) -> tuple[Gathered, ...]:
-    """Return the checkpoints below `root`, oldest first, and change nothing there."""
-    held, _ = read(root)
-    return held
-
-
-def read(root: Path) -> tuple[tuple[Gathered, ...], tuple[Damaged, ...]]:
+def read_store(root: Path) -> tuple[tuple[Gathered, ...], tuple[Damaged, ...]]:
     """Return the checkpoints below `root`, oldest first, and those that are damaged.
 
     The contents of files are not read, and nothing is changed.
@@ -404,7 +404,7 @@ def deliver(
                 gathered.copy(entry, partial, stopped=stopped)
             written.append(target)
         if prefixes := _prefixes([gathered], below=gathered.folder):
-            copying.write(to, prefixes)
+            _name_prefixes(to, prefixes)
             written.append(to / "checkpoint")
     if outputs:
         for entry in scan(outputs):
@@ -436,7 +436,7 @@ def _copy(checkpoint: Checkpoint, source: Source, folder: Path, *, stopped: Stop
     for entry in checkpoint.files:
         target = new.file(entry)
         digests.append(source.copy(entry, target, stopped=stopped))
-        if damage := file_formats.find_damage(target, stopped=stopped):
+        if damage := find_damage(target, stopped=stopped):
             raise IncompleteError(f"{entry.path}: {damage}")
     # The last shard may have been rotated away, or rewritten, while the others were copied.
     source.check(checkpoint.files, stopped=stopped)
@@ -461,9 +461,9 @@ def _by_age(gathered: Sequence[Gathered]) -> list[Gathered]:
     return oldest_first(sorted(gathered, key=lambda g: g.folder), lambda g: g.age)
 
 
-def _prefixes(gathered: Sequence[Gathered], *, below: Path) -> list[copying.Prefix]:
+def _prefixes(gathered: Sequence[Gathered], *, below: Path) -> list[_Prefix]:
     return [
-        copying.Prefix(g.path.relative_to(below).as_posix(), g.checkpoint.saved_ns / 1e9)
+        _Prefix(g.path.relative_to(below).as_posix(), g.checkpoint.saved_ns / 1e9)
         for g in gathered
         if g.kind in (CheckpointKind.TF_CHECKPOINT, CheckpointKind.ESTIMATOR)
     ]
@@ -547,38 +547,41 @@ def fill(folder: Path, state: Sequence[Gathered]) -> None:
     name_checkpoints(folder, state)
 
 
+def _name_prefixes(folder: Path, prefixes: Sequence[_Prefix]) -> None:
+    """Write the ``checkpoint`` file of `folder`, or remove it without `prefixes` (oldest first).
+
+    It is UTF-8, so that it cannot name all files.
+    """
+    path = folder / "checkpoint"
+    prefixes = [prefix for prefix in prefixes if _is_utf8(prefix.path)]
+    if not prefixes:
+        path.unlink(missing_ok=True)
+        return
+    quoted = [json.dumps(prefix.path, ensure_ascii=False) for prefix in prefixes]
+    lines = [
+        f"model_checkpoint_path: {quoted[-1]}\n",
+        *(f"all_model_checkpoint_paths: {path}\n" for path in quoted),
+        *(f"all_model_checkpoint_timestamps: {prefix.saved:.6f}\n" for prefix in prefixes),
+    ]
+    write_atomically(path, "".join(lines))
+
+
+def _is_utf8(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def name_checkpoints(folder: Path, gathered: Iterable[Gathered]) -> None:
     """Write a ``checkpoint`` file into each folder below `folder` that holds a prefix."""
-    by_folder: dict[str, list[copying.Prefix]] = defaultdict(list)
+    by_folder: dict[str, list[_Prefix]] = defaultdict(list)
     for held in oldest_first(gathered, lambda held: held.age):
         for entry in held.checkpoint.files:
             prefix = entry.path.removesuffix(".index")
             if held.kind is not CheckpointKind.SAVED_MODEL and prefix != entry.path:
                 inside, _, name = prefix.rpartition("/")
-                by_folder[inside].append(copying.Prefix(name, held.saved_ns / 1e9))
+                by_folder[inside].append(_Prefix(name, held.saved_ns / 1e9))
     for inside, prefixes in by_folder.items():
-        copying.write(folder / inside, prefixes)
-
-
-def newest_in(shared: str | None, reported: Mapping[str, int]) -> Newest:
-    """Return the newest complete checkpoint in storage that all tasks share.
-
-    `reported`: path → step as the chief reported them, oldest first. A reported step overrides
-    the one in the name; reports are the only source if the storage is not mounted here. Raises
-    OSError.
-    """
-    if shared is None or not os.path.isdir(shared):
-        return newest_reported(reported)
-
-    def step(checkpoint: Checkpoint) -> int | None:
-        return reported.get(str(Path(shared) / checkpoint.path), checkpoint.step)
-
-    complete = find(scan(Path(shared)), None)
-    ordered = oldest_first(complete, lambda c: c.age(step=step(c), saved_ns=c.saved_ns))
-    return Newest(step(ordered[-1]), ordered[-1].name) if ordered else Newest()
-
-
-def newest_reported(reported: Mapping[str, int]) -> Newest:
-    """Return the checkpoint that the chief reported last."""
-    path, step = [*reported.items()][-1] if reported else ("", None)
-    return Newest(step, basename(path) or None)
+        _name_prefixes(folder / inside, prefixes)

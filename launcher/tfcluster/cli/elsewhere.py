@@ -59,9 +59,6 @@ class SchedulerChoice:
 
         if (scheduler := self.scheduler()) is None:
             return Run(registry.resolve(run, live_only=live_only))
-        if run is None:
-            fix = f"`tfcluster ps --backend {self.backend}` lists them"
-            raise UsageError("--backend needs RUN", fix=fix)
         return scheduler.copy(run)
 
 
@@ -93,6 +90,7 @@ class Scheduler:
         if backend_jobs is None:
             raise UsageError(f"{backend} has no scheduler", fix="name slurm or kubernetes")
         self._jobs: Jobs = backend_jobs
+        self._backend = backend
         settings = Kubernetes.model_construct(context=context, namespace=namespace)
         runtime = Runtime.model_construct(kubernetes=settings)
         with _needs_answer():
@@ -103,7 +101,7 @@ class Scheduler:
         with _needs_answer():
             return self._jobs.look(self._cluster, patience_s=_PATIENCE_S)
 
-    def stop(self, run: str, say: Callable[[str], None], *, now: bool) -> None:
+    def stop(self, run: str | None, say: Callable[[str], None], *, now: bool) -> None:
         """Stop a run and wait until it has ended; `say` what happens. Raises UnknownRunError."""
         run_id, state = self._find(run)
         say(f"stopping {run_id}")
@@ -116,7 +114,7 @@ class Scheduler:
         reason = f": {last.reason}" if last is not None and last.reason else ""
         say(f"{run_id} has ended{reason}")
 
-    def copy(self, run: str) -> Run:
+    def copy(self, run: str | None) -> Run:
         """Return a run whose files are copied to this machine, where they are not here already.
 
         A copy stays, and is brought up to date the next time. Raises UnknownRunError, SetupError.
@@ -139,15 +137,19 @@ class Scheduler:
         job_watch.load(paths)
         return Run(paths)
 
-    def _find(self, run: str) -> tuple[str, JobState]:
+    def _find(self, run: str | None) -> tuple[str, JobState]:
         """Return the id and the state of a run by its id, its last four characters or its name."""
+        fix = f"`tfcluster ps --backend {self._backend}` lists them"
+        if run is None:
+            raise UsageError("--backend needs RUN", fix=fix)
         known = self.runs()
         matches = [name for name in known if run in (name, name[-4:])]
-        matches = matches or [name for name in known if name.startswith(f"{run}-")]
+        parsed = ((name, RUN_ID.fullmatch(name)) for name in known)
+        matches = matches or [name for name, match in parsed if match and match["name"] == run]
         if len(matches) != 1:
             raise UnknownRunError(
                 f"{self._cluster} has {len(matches) or 'no'} runs called {run}",
-                fix="`tfcluster ps --backend NAME` lists them",
+                fix=fix,
             )
         return matches[0], known[matches[0]]
 

@@ -66,19 +66,19 @@ def down(
     terminal = Terminal()
     excluded = {"--all": everything, "--warm": warm, "--json": as_json}
     if (scheduler := choice.scheduler(excluded)) is not None:
-        if run is None:
-            raise UsageError("--backend needs RUN", fix="`tfcluster ps --backend NAME` lists them")
         scheduler.stop(run, terminal.say_wrapped, now=now)
         return
     if warm:
         _end_warm(run, terminal, as_json=as_json and not everything)
         if not everything:
             return
-    targets = [paths for paths, state in registry.runs() if registry.is_open(state)]
-    targets = targets if everything else _find_run(run, terminal)
+    if everything:
+        targets = [paths for paths, state in registry.runs() if registry.is_open(state)]
+    else:
+        targets = _find_run(run, terminal)
     errors: list[SetupError] = []
     ended = _stop_all(targets, terminal, errors, now=now)
-    kept = set[str]() if now else _runs_with_files(terminal, ended)
+    kept = set[str]() if now else _gather_what_is_left(terminal, ended)
     done = {state.run for state in ended}
     for ended_run in done - kept:
         past = past_runs.find_leftovers_of(ended_run, patience_s=_ANSWER_S)
@@ -91,20 +91,17 @@ def down(
     NodeLostError.raise_all(errors)
 
 
-def _runs_with_files(terminal: Terminal, ended: Sequence[RunSnapshot]) -> set[str]:
-    """Return the runs whose newest checkpoint is only where their tasks ran: that stays.
-
-    What lost runs have left is gathered first.
-    """
+def _gather_what_is_left(terminal: Terminal, ended: Sequence[RunSnapshot]) -> set[str]:
+    """Gather what lost runs have left; return the runs whose newest checkpoint stays there."""
     kept = {state.run for _, state in registry.runs() if state.missed}
     for state in ended:
-        lost = state.status is Status.LOST and Run(RunPaths.of(state.run))
-        if lost and not lost.gather_left(terminal.say_wrapped):
+        is_lost, run = state.status is Status.LOST, Run(RunPaths.of(state.run))
+        if is_lost and not run.gather_left(terminal.say_wrapped):
             kept.add(state.run)
-    for run in sorted(kept & {state.run for state in ended}):
+    for name in sorted(kept & {state.run for state in ended}):
         terminal.say_wrapped(
-            f"what {run} has left stays, with its newest checkpoint: `tfcluster checkpoints {run}`"
-            f" gathers that, and `tfcluster down --now {run}` removes all"
+            f"what {name} has left stays, with its newest checkpoint: `tfcluster checkpoints"
+            f" {name}` gathers that, and `tfcluster down --now {name}` removes all"
         )
     return kept
 
@@ -156,14 +153,20 @@ def _find_run(run: str | None, terminal: Terminal) -> list[RunPaths]:
     try:
         return [registry.resolve(run, live_only=True)]
     except UnknownRunError:
-        past = past_runs.find_leftovers_of(run, patience_s=_ANSWER_S) if run else past_runs.Found()
+        past = (
+            past_runs.find_leftovers_of(run, patience_s=_ANSWER_S)
+            if run
+            else past_runs.LeftoverAnswers()
+        )
         if not (past.leftovers or past.silent):
             raise
         NodeLostError.raise_all(list(_remove_leftovers(past, terminal)))
         return []
 
 
-def _remove_leftovers(past: past_runs.Found, terminal: Terminal) -> Iterator[NodeLostError]:
+def _remove_leftovers(
+    past: past_runs.LeftoverAnswers, terminal: Terminal
+) -> Iterator[NodeLostError]:
     """Remove leftovers; yield an error for each backend that fails, or does not say what it has."""
     for left in past.leftovers:
         names = ", ".join(left.names)

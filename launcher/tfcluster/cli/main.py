@@ -61,7 +61,7 @@ GROUPS: dict[str, dict[str, str]] = {
     },
     "Tools": {
         "env": "Print a task's environment as shell exports.",
-        "export": "Print the cluster as a file of another tool: Compose, sbatch.",
+        "export": "Print the cluster as a file of another tool: Compose, sbatch, Kubernetes.",
         "import": "Turn a Kubeflow TFJob into a spec.",
         "schema": "Print the JSON schema of the spec.",
         "completion": "Print the shell's completion script.",

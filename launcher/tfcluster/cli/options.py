@@ -1,6 +1,6 @@
 """Options that several commands share: hosts, how a run is shown, the file that gets the output.
 
-Also the job's arguments, and ages such as ``30d``.
+Also the job's arguments, ages such as ``30d``, and moments such as ``14:30``.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import re
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
+from datetime import time as clock_time
 from pathlib import Path
 from typing import Any
 
@@ -52,10 +54,10 @@ def bundled(options: Sequence[Decorator], /, **makers: Callable[..., Any]) -> De
                 given[name] = make(**{key: given.pop(key) for key in wanted})
             return command(**given)
 
-        made: Callable[..., Any] = with_bundles
+        decorated: Callable[..., Any] = with_bundles
         for option in reversed(options):
-            made = option(made)
-        return made
+            decorated = option(decorated)
+        return decorated
 
     return add
 
@@ -152,13 +154,13 @@ class WithJobArgs(click.Command):
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        place = args.index("--") if "--" in args else len(args)
-        ctx.meta[_KEY] = tuple(args[place + 1 :])
+        end = args.index("--") if "--" in args else len(args)
+        ctx.meta[_KEY] = tuple(args[end + 1 :])
         try:
-            return super().parse_args(ctx, args[:place])
+            return super().parse_args(ctx, args[:end])
         except click.NoSuchOption as error:
             message = f"{error.format_message()} The job's own arguments come after `--`."
-            if scripts := [word for word in args[:place] if word.endswith(".py")]:
+            if scripts := [word for word in args[:end] if word.endswith(".py")]:
                 start = args.index(scripts[0])
                 line = shlex.join(["tfcluster", "run", *args[start:]])
                 message = f"{error.message} To run a script: {line}"
@@ -202,3 +204,28 @@ def read_age(text: str) -> float | None:
     """Return an age in seconds (``30d`` → 2592000.0), or None if `text` is not an age."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text.strip())
     return float(match[1]) * _UNITS_S[match[2]] if match else None
+
+
+def parse_moment(text: str, now: float | None = None) -> float:
+    """Return the Unix time of ``5m`` (ago), ``14:30`` (the latest), ``2026-09-14 14:30``.
+
+    Raises UsageError if `text` is none of these.
+    """
+    moment = datetime.now() if now is None else datetime.fromtimestamp(now)
+    if (age_s := read_age(text)) is not None:
+        return moment.timestamp() - age_s
+    try:
+        return datetime.fromisoformat(text.strip()).timestamp()
+    except (ValueError, OverflowError):  # no date, or one before the years that a clock knows
+        pass
+    try:
+        clock = clock_time.fromisoformat(text.strip())
+        today = moment if clock.tzinfo is None else moment.astimezone(clock.tzinfo)
+        latest = datetime.combine(today, clock)
+    except ValueError as error:
+        raise UsageError(
+            f"--since: {text!r} is no time",
+            fix="write how long ago (90s, 5m, 2h, 1d), a time (14:30), or both date and time"
+            " ('2026-09-14 14:30')",
+        ) from error
+    return (latest if latest <= today else latest - timedelta(days=1)).timestamp()

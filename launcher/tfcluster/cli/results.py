@@ -109,8 +109,9 @@ def checkpoints(
         )
     else:
         terminal.say(f"{chosen.id} has gathered no checkpoint")
-    for damaged in () if target is not None else chosen.damaged_checkpoints:
-        terminal.say_wrapped(str(damaged))
+    if target is None:
+        for damaged in chosen.damaged_checkpoints:
+            terminal.say_wrapped(str(damaged))
     for sentence in job_watch.silences():
         terminal.say_wrapped(sentence)
 

@@ -45,7 +45,7 @@ from tfcluster.spec.load import load
 from tfcluster.ui.terminal import Terminal
 
 if TYPE_CHECKING:
-    from tfcluster.coordinator.starter import End, Launch
+    from tfcluster.coordinator.launch import End, Launch
     from tfcluster.plans.plan import Plan
     from tfcluster.ui.follow import RunView
 

@@ -1,4 +1,4 @@
-"""`tfcluster env`, `export`, `import`, `schema`, `build`, `help`: what is for other programs."""
+"""`tfcluster env`, `export`, `import`, `schema`, `build`, `help`: what prints or makes files."""
 
 from __future__ import annotations
 

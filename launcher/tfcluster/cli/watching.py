@@ -9,8 +9,6 @@ import os
 import re
 import time
 from collections.abc import Iterator
-from datetime import datetime, timedelta
-from datetime import time as clock_time
 from socket import gethostname
 from urllib.parse import urlsplit
 
@@ -18,10 +16,10 @@ import click
 
 from tfcluster.backends import job_watch, past_runs
 from tfcluster.backends.local import warm_agents
-from tfcluster.checkpoints.store import load_hint, open_for_reading
+from tfcluster.checkpoints.store import load_hint, read_store
 from tfcluster.cli.completion import live_runs, run_names, task_names
 from tfcluster.cli.elsewhere import Scheduler, SchedulerChoice, option_of, scheduler_options
-from tfcluster.cli.options import read_age
+from tfcluster.cli.options import parse_moment
 from tfcluster.errors import SetupError, UsageError
 from tfcluster.rundir import registry
 from tfcluster.rundir.figures import state_json
@@ -251,7 +249,7 @@ def show_end(
 
     `with_reason`: False where the reason is also the error that the command ends with.
     """
-    checkpoints = open_for_reading(paths.checkpoints)
+    checkpoints = read_store(paths.checkpoints)[0]
     hint = load_hint(checkpoints[-1]) if checkpoints else ""
     log = history.log_of_cause(state)
     if cause := root_cause_panel(state, paths, excerpt(paths.root / log) if log else ()):
@@ -259,8 +257,9 @@ def show_end(
     size, has_curves = registry.count_bytes(home()), paths.has_curves()
     panel = closing_panel(state, paths, load_hint=hint, home_bytes=size, has_curves=has_curves)
     show(panel, terminal)
-    for part in history.format_reason(state) if with_reason else ():
-        terminal.say("\n".join(part_lines(part, terminal.width)))
+    if with_reason:
+        for part in history.format_reason(state):
+            terminal.say("\n".join(part_lines(part, terminal.width)))
 
 
 @click.command("logs")
@@ -345,31 +344,6 @@ def _print(merged: MergedLogs, terminal: Terminal) -> None:
     if omitted := merged.omitted():
         text = f"{plural(omitted, 'start line')} of TensorFlow not shown: --all shows all lines"
         terminal.say_wrapped(text, "dim")
-
-
-def parse_moment(text: str, now: float | None = None) -> float:
-    """Return the Unix time of ``5m`` (ago), ``14:30`` (the latest), ``2026-09-14 14:30``.
-
-    Raises UsageError if `text` is none of these.
-    """
-    moment = datetime.now() if now is None else datetime.fromtimestamp(now)
-    if (age_s := read_age(text)) is not None:
-        return moment.timestamp() - age_s
-    try:
-        return datetime.fromisoformat(text.strip()).timestamp()
-    except (ValueError, OverflowError):  # no date, or one before the years that a clock knows
-        pass
-    try:
-        clock = clock_time.fromisoformat(text.strip())
-        today = moment if clock.tzinfo is None else moment.astimezone(clock.tzinfo)
-        latest = datetime.combine(today, clock)
-    except ValueError as error:
-        raise UsageError(
-            f"--since: {text!r} is no time",
-            fix="write how long ago (90s, 5m, 2h, 1d), a time (14:30), or both date and time"
-            " ('2026-09-14 14:30')",
-        ) from error
-    return (latest if latest <= today else latest - timedelta(days=1)).timestamp()
 
 
 def _compile(regex: str | None) -> re.Pattern[bytes] | None:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
 from tfcluster.coordinator.foreground import RunSession
-from tfcluster.coordinator.starter import SIGNALS, End, Launch, Watcher, signals_held_back
+from tfcluster.coordinator.launch import SIGNALS, End, Launch, Watcher, signals_held_back
 from tfcluster.errors import NodeLostError, TfclusterError
 from tfcluster.plans.plan import Plan, TaskId
 from tfcluster.rundir.events import Event
@@ -133,13 +133,13 @@ def start(launch: Launch) -> Background:
     """
     reader, writer = os.pipe()
     with os.fdopen(writer, "wb"):
-        why = (_spawn if _has_threads() else _fork)(launch, writer)
+        stderr = (_spawn if _has_threads() else _fork)(launch, writer)
     pipe = os.fdopen(reader, "rb")
     try:
         return Background(pickle.load(pipe), pipe)
     except EOFError:
         pipe.close()
-        raise NodeLostError(f"the coordinator's process did not start{why}") from None
+        raise NodeLostError(f"the coordinator's process did not start{stderr}") from None
 
 
 def _fork(launch: Launch, writer: int) -> str:

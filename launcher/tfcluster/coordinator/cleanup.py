@@ -152,7 +152,7 @@ def _plan(paths: RunPaths) -> Plan | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Leftover:
+class LeftProcess:
     """A living process that provably belongs to the run."""
 
     process: psutil.Process
@@ -163,58 +163,37 @@ class Leftover:
         return f"{self.what} (pid {self.process.pid})"
 
 
-@dataclass(frozen=True, slots=True)
-class CleanedUp:
-    """The leftovers that were ended and removed."""
+def end_everywhere(paths: RunPaths, say: Callable[[str], None]) -> None:
+    """Clean up after a lost run here and on its hosts, and mark it lost; `say` gets what was ended.
 
-    processes: tuple[Leftover, ...]
-    files: tuple[Path, ...]
-    survivors: tuple[Leftover, ...] = ()
-    """Processes that were killed and still live: in the kernel, uninterruptible."""
-
-
-def clean_up(paths: RunPaths) -> CleanedUp:
-    """End the leftover processes of a lost run on this host, remove its files and mark it lost.
-
-    Raises RunFolderError if the state cannot be written.
+    Raises NodeLostError if tasks may still run, RunFolderError if the state cannot be written.
     """
     state = registry.load(paths)
     processes = end_processes(paths.run_id)
-    files = tuple(_remove_files(paths, state))
-    survivors = tuple(p for p in processes if p.process.is_running() and not _is_dead(p))
+    files = list(_remove_files(paths, state))
+    survivors = [str(p) for p in processes if p.process.is_running() and not _is_dead(p)]
     _mark_lost(paths, state)
-    return CleanedUp(processes, files, survivors)
-
-
-def end_everywhere(paths: RunPaths, say: Callable[[str], None]) -> None:
-    """Clean up after a lost run here and on its hosts; `say` gets what was ended.
-
-    Raises NodeLostError if tasks may still run.
-    """
-    cleaned_up = clean_up(paths)
-    if cleaned_up.processes:
-        noun = "process" if len(cleaned_up.processes) == 1 else "processes"
-        say(
-            f"ended {len(cleaned_up.processes)} {noun}: {', '.join(map(str, cleaned_up.processes))}"
-        )
-    if cleaned_up.files:
-        say(f"removed {', '.join(map(str, cleaned_up.files))}")
-    if not cleaned_up.processes and not cleaned_up.files:
+    if processes:
+        noun = "process" if len(processes) == 1 else "processes"
+        say(f"ended {len(processes)} {noun}: {', '.join(map(str, processes))}")
+    if files:
+        say(f"removed {', '.join(map(str, files))}")
+    if not processes and not files:
         say("no processes or files of the run are left on this host")
     end_on_hosts(paths, say)
-    if cleaned_up.survivors:
-        names = ", ".join(map(str, cleaned_up.survivors))
+    if survivors:  # they are in the kernel, uninterruptible
         raise NodeLostError(
-            f"killed, but still there: {names}", fix="they hang in the kernel: see dmesg"
+            f"killed, but still there: {', '.join(survivors)}",
+            fix="they hang in the kernel: see dmesg",
         )
 
 
-def end_processes(run_id: str) -> tuple[Leftover, ...]:
+def end_processes(run_id: str) -> tuple[LeftProcess, ...]:
     """Kill the run's processes on this host; return them.
 
     First tasks and agents; then the guards, which get time to end processes without a mark.
     """
-    ended: dict[int, Leftover] = {}
+    ended: dict[int, LeftProcess] = {}
     begun = time.monotonic()
     while leftovers := list(find(run_id)):
         ended |= {leftover.process.pid: leftover for leftover in leftovers}
@@ -231,7 +210,7 @@ def end_processes(run_id: str) -> tuple[Leftover, ...]:
     return tuple(ended.values())
 
 
-def find(run_id: str) -> Iterator[Leftover]:
+def find(run_id: str) -> Iterator[LeftProcess]:
     """Yield the run's processes: agents by their command line, tasks by TFCLUSTER_RUN_ID.
 
     Left out: this command and its parents, and the coordinators of other runs, which a task of
@@ -244,7 +223,7 @@ def find(run_id: str) -> Iterator[Leftover]:
             if process.pid in spared or process.status() == psutil.STATUS_ZOMBIE:
                 continue
             if name := _identify(process, run_id):
-                yield Leftover(process, name)
+                yield LeftProcess(process, name)
 
 
 def _identify(process: psutil.Process, run_id: str) -> str:
@@ -260,7 +239,7 @@ def _identify(process: psutil.Process, run_id: str) -> str:
     return environ.get("TFCLUSTER_TASK", "prepare")
 
 
-def _is_dead(leftover: Leftover) -> bool:
+def _is_dead(leftover: LeftProcess) -> bool:
     try:
         return leftover.process.status() == psutil.STATUS_ZOMBIE
     except psutil.Error:

@@ -22,8 +22,9 @@ from tfcluster.coordinator.curves.tensorboard_files import RunCurves
 from tfcluster.coordinator.curves.tensorboard_server import beside_run
 from tfcluster.coordinator.external_peers import follow_peers
 from tfcluster.coordinator.gathering import RunGathering
+from tfcluster.coordinator.launch import Launch
 from tfcluster.coordinator.loop import Loop, RunLoop, RunOver
-from tfcluster.coordinator.starter import Launch
+from tfcluster.coordinator.lost_nodes import LostNodes
 from tfcluster.coordinator.startup import Startup
 from tfcluster.coordinator.takeover import leave_if_replaced
 from tfcluster.coordinator.task_stacks import TaskStacks
@@ -91,13 +92,16 @@ class Coordinator:
             lambda reason: self._put_event(ev.RunQueued(reason=reason)),
             open_nodes,
             plan=plan,
-            runtime=launch.node_settings,
+            runtime=launch.runtime,
         )
         self._supervisor = Supervisor(plan, run_id=self.paths.run_id)
         self._supervisor.restarting.gathers = run_gathering.is_gathering
         self._loop = Loop(hub, self._supervisor, run_writer, self._carry_out)
         self._startup = Startup(launch, self.paths, hub, run_writer, self._loop.until, announce)
-        self._attempts = Attempts(self._supervisor, self._startup, self._loop, run_gathering)
+        self._lost_nodes = LostNodes(self._supervisor, self._startup, self._loop)
+        self._attempts = Attempts(
+            self._supervisor, self._startup, self._lost_nodes, self._loop, run_gathering
+        )
         run_gathering.use(TaskFolders(plan, self.paths, hub))
         self.job = job
         self._ending: asyncio.Task[Ending | None] | None = None
@@ -135,7 +139,7 @@ class Coordinator:
     def scale_to(self, workers: int) -> str:
         """Restart the gang with this number of workers; return a sentence, or raise UsageError."""
         answer = self._supervisor.scale_to(workers, self._now())
-        self._hub.put(lambda: None)  # wakes the loop, which carries out the orders
+        self._hub.wake()  # to carry out the orders
         return answer
 
     def end_job(self, number: int) -> None:
@@ -146,7 +150,7 @@ class Coordinator:
             self._hub.put(lambda: self._end_job(number))
 
     def _end_job(self, number: int) -> None:
-        """Have the gang save, and ask meanwhile why; see `_explain` for what follows."""
+        """Have the gang save, and ask meanwhile why; see `_as_end_of_job` for what follows."""
         if self.job is None or self._ending is not None or self._is_closing:
             return
         self._ending = self._background.create_task(self.job.ending(signal=number))
@@ -161,7 +165,7 @@ class Coordinator:
         if isinstance(loop := asyncio.get_running_loop(), RunLoop):
             loop.on_stopped = self._on_stopped
         controlled = control.ControlledRun(
-            stop=lambda why, now: self.stop(StopRequest(why, 143, now=now)),
+            stop=lambda reason, now: self.stop(StopRequest(reason, 143, now=now)),
             get_state=lambda: state_json(self.run_writer.state),
             scale_to=self.scale_to,
             get_stacks=lambda tasks: self._stacks.ask(tasks),
@@ -283,9 +287,8 @@ class Coordinator:
         match action:
             case do.Record(event):
                 self.run_writer.record(event)
-            case do.StopTasks(node, tasks, grace_s, why):
-                order = msg.Stop(tasks=[*tasks], grace_s=grace_s, why=why)
-                self._hub.send(node, order)
+            case do.StopTasks(node, tasks, grace_s):
+                self._hub.send(node, msg.Stop(tasks=[*tasks], grace_s=grace_s))
             case do.AskForStacks(node, tasks):
                 self._take_stacks(node, tasks)
             case do.StartAlone():
@@ -297,7 +300,7 @@ class Coordinator:
             case do.ReadLogs(tasks):
                 self._read_logs(tasks)
             case do.DropNode(node):
-                self._attempts.drop(node)
+                self._lost_nodes.drop(node)
                 self._background.create_task(self._hub.drop(node))
 
     def _last_output(self) -> float:
@@ -313,7 +316,7 @@ class Coordinator:
         now = self._now()
         self._supervisor.stacks_asked(self._last_output(), now)
         self._hub.send(node, msg.TakeStacks(tasks=[*tasks]))
-        self._hub.put(lambda: None)  # wakes the loop, which sends
+        self._hub.wake()
 
     def _now(self) -> float:
         return self._loop.now()
@@ -359,7 +362,7 @@ class Coordinator:
         if isinstance(message, msg.EndAnnounced):
             self._on_end_announced(node, message.signal)
         elif (loss := loss_of_node(message)) is not None:
-            self._attempts.lose(node, loss)
+            self._lost_nodes.lose(node, loss)
         elif isinstance(message, msg.TaskMessage) and message.task not in STEPS:
             self._on_task(message, event)
 
@@ -368,7 +371,7 @@ class Coordinator:
         if not self.plan.node(node).capabilities.ends_alone:
             self._end_job(number)
         elif not self._is_closing:
-            self._background.create_task(self._attempts.leave(node, signal_name(number)))
+            self._background.create_task(self._lost_nodes.leave(node, signal_name(number)))
 
     def _on_task(self, message: msg.TaskMessage, event: Event | None) -> None:
         task, attempt, now = message.task, message.attempt, self._now()
@@ -376,8 +379,8 @@ class Coordinator:
         match message:
             case msg.TaskStarted():
                 self._supervisor.started(task, attempt, now)
-            case msg.StartFailed(error=why):
-                self._supervisor.start_failed(task, attempt, why, now)
+            case msg.StartFailed(error=problem):
+                self._supervisor.start_failed(task, attempt, problem, now)
             case msg.TaskFrozen(signal=number):
                 self._supervisor.froze(task, attempt, number, now)
             case msg.TaskThawed():
@@ -418,7 +421,7 @@ class Coordinator:
 
     def _on_closed(self, node: str, loss: NodeLoss) -> None:
         if not self._is_closing:
-            self._attempts.lose(node, loss)
+            self._lost_nodes.lose(node, loss)
 
     # -- the end ----------------------------------------------------------------------------
 
@@ -458,26 +461,27 @@ class Coordinator:
         if outcome is None:
             assert error is not None
             outcome = Outcome.of(error)
-        outcome = self._doubt(await self._explain(outcome))
+        outcome = self._without_lost_success(await self._as_end_of_job(outcome))
         missed = chaos.not_injected(self._launch.faults, self.run_writer.state)
         gang, of_nodes = self._supervisor.gang, self._hub.closing_warnings()
         lost = gang.lost_model(os.path.exists) if outcome.status is Status.SUCCEEDED else None
         warnings = (gang.unread_settings(), gang.shared_files.warning(), lost, *of_nodes, *missed)
-        for warning in filter(None, warnings) if not outcome.comes_back else ():
-            self.run_writer.record(ev.Warned(message=warning, closing=True))
+        if not outcome.comes_back:
+            for warning in filter(None, warnings):
+                self.run_writer.record(ev.Warned(message=warning, closing=True))
         self.run_writer.record(outcome.event())
         return outcome
 
-    def _doubt(self, outcome: Outcome) -> Outcome:
+    def _without_lost_success(self, outcome: Outcome) -> Outcome:
         """Return the outcome of a run whose newest checkpoint may not be gathered: no success."""
-        why = self._run_gathering.missed
-        self.run_writer.state.missed = why or None
-        self.run_writer.state.missed_in = self._run_gathering.remote_folder if why else None
-        if outcome.status is not Status.SUCCEEDED or not why:
+        missed = self._run_gathering.missed
+        self.run_writer.state.missed = missed or None
+        self.run_writer.state.missed_in = self._run_gathering.remote_folder if missed else None
+        if outcome.status is not Status.SUCCEEDED or not missed:
             return outcome
         run = self.paths.run_id
         error = SetupError(
-            f"the tasks have succeeded, but the newest checkpoint was not gathered: {why}",
+            f"the tasks have succeeded, but the newest checkpoint was not gathered: {missed}",
             fix=f"`tfcluster checkpoints {run}` gathers it if its node still has it",
         )
         if self._stopped_late is None:
@@ -485,7 +489,7 @@ class Coordinator:
         error.exit_code = self._stopped_late.exit_code
         return Outcome(Status.INTERRUPTED, error.exit_code, error)
 
-    async def _explain(self, outcome: Outcome) -> Outcome:
+    async def _as_end_of_job(self, outcome: Outcome) -> Outcome:
         """Return the outcome of a run whose job may be what its scheduler has ended.
 
         A start, or a restart, can fail or lose a node for no other reason.

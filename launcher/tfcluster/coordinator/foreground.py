@@ -18,11 +18,9 @@ from tfcluster.backends import jobs
 from tfcluster.coordinator import takeover
 from tfcluster.coordinator.coordinator import Coordinator
 from tfcluster.coordinator.gathering import NOTHING, RunGathering
-from tfcluster.coordinator.loop import RunLoop
-from tfcluster.coordinator.resume import Resume, seed
-from tfcluster.coordinator.starter import (
+from tfcluster.coordinator.launch import (
+    END_ANNOUNCED,
     SIGNALS,
-    WARNING,
     End,
     Launch,
     Watcher,
@@ -30,6 +28,8 @@ from tfcluster.coordinator.starter import (
     open_folder,
     signals_held_back,
 )
+from tfcluster.coordinator.loop import RunLoop
+from tfcluster.coordinator.resume import Resume, seed
 from tfcluster.coordinator.takeover import leave_if_replaced
 from tfcluster.errors import JobEndedError, NoProgressError, SetupError, TfclusterError
 from tfcluster.plans import secrets
@@ -274,7 +274,7 @@ def _handling_signals(coordinator: Coordinator) -> Iterator[None]:
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         del handled[signal.SIGHUP]  # in the background or under nohup: outlives its terminal
     if coordinator.job is not None:  # its scheduler sends them
-        for number in (signal.SIGTERM, WARNING):
+        for number in (signal.SIGTERM, END_ANNOUNCED):
             handled[number] = partial(coordinator.end_job, number)
     for number, handler in handled.items():
         loop.add_signal_handler(number, handler)

@@ -7,33 +7,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import tempfile
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha512
 from pathlib import Path, PurePath
+from posixpath import basename
 from typing import Any, Final, TypeVar
 
 from tfcluster.agent import budgets
 from tfcluster.agent.catalogue import Saved
 from tfcluster.agent.error_text import describe_error, reason_of
 from tfcluster.checkpoints import outputs
-from tfcluster.checkpoints.completeness import Newest, find
-from tfcluster.checkpoints.copying import CancelledError, Source, SourceChangedError, Stopped
+from tfcluster.checkpoints.copying import CancelledError, Source, SourceChangedError, Stopped, scan
 from tfcluster.checkpoints.gatherer import LEAST_GAP_S, Gatherer
 from tfcluster.checkpoints.outputs import Outputs, describe_damage, gather_outputs
-from tfcluster.checkpoints.store import (
-    Gathered,
-    Store,
-    deliver,
-    newest_in,
-    newest_of,
-    newest_reported,
-)
+from tfcluster.checkpoints.recognition import Checkpoint, Newest, find, oldest_first
+from tfcluster.checkpoints.store import Gathered, Store, deliver, newest_of
 from tfcluster.errors import RunFolderError, SetupError
 from tfcluster.nodes.task_folders import Follower, TaskFolders
 from tfcluster.plans.plan import Plan, TaskId
@@ -290,7 +285,7 @@ class RunGathering:
 
     def _mark_shared(self, folder: Path) -> str:
         try:
-            step = newest_in(str(folder), self._reported_saves).step
+            step = _newest_in(str(folder), self._reported_saves).step
             is_empty = folder.is_dir() and not any(folder.iterdir())
         except OSError:
             return ""
@@ -467,11 +462,11 @@ class RunGathering:
 
     async def _find_newest_shared(self) -> list[Event]:
         reported = dict(self._reported_saves)
-        find_newest = partial(newest_in, self._plan.checkpoints.dir, reported)
+        find_newest = partial(_newest_in, self._plan.checkpoints.dir, reported)
         try:
             self._shared_newest = await self._threads.run(find_newest, "the listing")
         except OSError as error:
-            self._shared_newest = newest_reported(reported)
+            self._shared_newest = _newest_reported(reported)
             why = f"checkpoints.dir cannot be read: {describe_error(error)}"
             return [ev.Warned(message=why)]
         return []
@@ -510,11 +505,11 @@ class RunGathering:
             return describe_error(error)
         return ""
 
-    def _note_problem(self, why: str) -> None:
+    def _note_problem(self, problem: str) -> None:
         """Note why gathering failed, once per reason."""
-        if why and why != self._problem:
-            self._notes.append(f"checkpoints cannot be gathered: {why}")
-        self._problem = why
+        if problem and problem != self._problem:
+            self._notes.append(f"checkpoints cannot be gathered: {problem}")
+        self._problem = problem
 
     def _take_results(self) -> tuple[list[Event], list[str]]:
         """Return new events and notes, including those of a thread that was no longer awaited."""
@@ -700,3 +695,27 @@ def _event(gathered: Gathered, paths: RunPaths) -> ev.CheckpointGathered:
         save=gathered.save,
         kind=str(gathered.kind),
     )
+
+
+def _newest_in(shared: str | None, reported: Mapping[str, int]) -> Newest:
+    """Return the newest complete checkpoint in storage that all tasks share.
+
+    `reported`: path → step as the chief reported them, oldest first. A reported step overrides
+    the one in the name; reports are the only source if the storage is not mounted here. Raises
+    OSError.
+    """
+    if shared is None or not os.path.isdir(shared):
+        return _newest_reported(reported)
+
+    def step(checkpoint: Checkpoint) -> int | None:
+        return reported.get(str(Path(shared) / checkpoint.path), checkpoint.step)
+
+    complete = find(scan(Path(shared)), None)
+    ordered = oldest_first(complete, lambda c: c.age(step=step(c), saved_ns=c.saved_ns))
+    return Newest(step(ordered[-1]), ordered[-1].name) if ordered else Newest()
+
+
+def _newest_reported(reported: Mapping[str, int]) -> Newest:
+    """Return the checkpoint that the chief reported last."""
+    path, step = [*reported.items()][-1] if reported else ("", None)
+    return Newest(step, basename(path) or None)

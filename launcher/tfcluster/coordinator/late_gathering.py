@@ -96,8 +96,8 @@ class _LateGathering:
             state = registry.load(paths)
             if class_of(node).copies_from_lost:
                 _await_copy(paths.run_id)
-        there = RunPaths(Path(NodePaths(CACHE, paths.run_id).folder(node_folder(node.name))))
-        usual_folder = str(there.task_checkpoints(chief))
+        on_node = RunPaths(Path(NodePaths(CACHE, paths.run_id).folder(node_folder(node.name))))
+        usual_folder = str(on_node.task_checkpoints(chief))
         # This machine and the node may share the home.
         for folder in (paths.task_checkpoints(chief), Path(os.path.expanduser(usual_folder))):
             if folder.is_dir():
@@ -116,9 +116,9 @@ class _LateGathering:
             return cleanup.run_in_loop(self._gather_from_host(node, chief))
         return not state.missed
 
-    def _gather_from(self, place: Path | Source) -> bool:
+    def _gather_from(self, source: Path | Source) -> bool:
         """Gather from a folder, and say what that lacks; return whether the newest has arrived."""
-        gatherer = Gatherer(place, self.store, saves=self.paths.saves)
+        gatherer = Gatherer(source, self.store, saves=self.paths.saves)
         gatherer.gather_last()
         for note in gatherer.take_notes():
             self.say(note)

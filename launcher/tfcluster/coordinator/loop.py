@@ -61,7 +61,7 @@ class Loop:
 
         Once the run has its outcome, this only ends when it is cancelled.
         """
-        self._hub.put(lambda: None)  # wakes the loop, which sends the orders so far
+        self._hub.wake()  # which sends the orders so far
         while self._supervisor.outcome is not None or not condition():
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(at):
@@ -86,7 +86,7 @@ class Loop:
     async def _running(self, work: Coroutine[Any, Any, T]) -> AsyncIterator[asyncio.Task[T]]:
         """Run `work` until the block ends; the end of `work` wakes the loop."""
         task = asyncio.create_task(work)
-        task.add_done_callback(lambda _: self._hub.put(lambda: None))
+        task.add_done_callback(lambda _: self._hub.wake())
         try:
             yield task
         finally:
@@ -119,23 +119,19 @@ class RunLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         self.on_stopped: Callable[[float], None] = lambda seconds: None
         """Called with its length after each stop, before the next callback."""
-        self._clock = StopClock()
-        self._stopped_s = self._told_s = 0.0
-        """The time for which the process was stopped so far, and what was told of it."""
+        self.clock = StopClock()
+        self._told_s = 0.0
+        """The time for which the process was stopped, as far as it was told."""
         super().__init__(_Selector(self))
 
     def time(self) -> float:
-        self.note_turn()  # what is due in 2 s from now is not due in 2 s and the stop
-        return super().time() - self._stopped_s
-
-    def note_turn(self, waited_s: float | None = 0.0) -> None:
-        """Note that the process runs, after a wait of at most `waited_s` (None: any)."""
-        self._stopped_s += self._clock.take_stop(waited_s)
+        self.clock.note_turn()  # what is due in 2 s from now is not due in 2 s and the stop
+        return super().time() - self.clock.stopped_s
 
     def tell(self) -> None:
         """Tell of what was noted of a stop."""
-        if seconds := self._stopped_s - self._told_s:
-            self._told_s = self._stopped_s
+        if seconds := self.clock.stopped_s - self._told_s:
+            self._told_s = self.clock.stopped_s
             self.on_stopped(seconds)
 
 
@@ -147,8 +143,8 @@ class _Selector(selectors.DefaultSelector):
         self._loop = loop
 
     def select(self, timeout: float | None = None) -> Any:
-        self._loop.note_turn()
+        self._loop.clock.note_turn()
         ready = super().select(timeout)
-        self._loop.note_turn(timeout)
+        self._loop.clock.note_turn(timeout)
         self._loop.tell()
         return ready

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tfcluster.agent.error_text import describe_error
-from tfcluster.checkpoints.completeness import CheckpointKind, Newest
 from tfcluster.checkpoints.copying import PARTIAL
-from tfcluster.checkpoints.store import Damaged, Gathered, newest_of, newest_of_each, read
+from tfcluster.checkpoints.recognition import CheckpointKind, Newest
+from tfcluster.checkpoints.store import Damaged, Gathered, newest_of, newest_of_each, read_store
 from tfcluster.errors import RunFolderError, UsageError
 from tfcluster.rundir import registry
 from tfcluster.rundir.events import Event, Resumed, Warned
@@ -53,7 +53,7 @@ def find(text: str, say: Callable[[str], None] = lambda sentence: None) -> Resum
     has_place = bool(at) and number.isdecimal()
     source = registry.resolve((run if has_place else text) or None)
     gather_left(source, say)
-    held, damaged = read(source.checkpoints)
+    held, damaged = read_store(source.checkpoints)
     place = int(number) if has_place else None
     while True:
         if not held:
@@ -68,11 +68,11 @@ def find(text: str, say: Callable[[str], None] = lambda sentence: None) -> Resum
                 f"resume: {source.run_id} has gathered no checkpoint of step or save {number}",
                 fix="; ".join([f"it has {_list_available(held)}", *map(str, damaged)]),
             ) from None
-        fresh = [Damaged(g.folder, why) for g in state if (why := g.find_damage())]
-        if not fresh:
+        new = [Damaged(g.folder, damage) for g in state if (damage := g.find_damage())]
+        if not new:
             return Resume(source, newest_of(state), state, damaged)
-        damaged += tuple(copy for copy in fresh if copy.folder.exists())  # else just replaced
-        folders = {copy.folder for copy in fresh}
+        damaged += tuple(each for each in new if each.folder.exists())  # else just replaced
+        folders = {each.folder for each in new}
         held = tuple(gathered for gathered in held if gathered.folder not in folders)
 
 

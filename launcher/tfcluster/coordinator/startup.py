@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from tfcluster.agent import catalogue as msg
 from tfcluster.agent.error_text import describe_error
-from tfcluster.coordinator.starter import Launch
+from tfcluster.coordinator.launch import Launch
 from tfcluster.coordinator.takeover import leave_if_replaced
 from tfcluster.errors import NodeLostError, SetupError
 from tfcluster.node_loss import NodeLoss
@@ -107,8 +107,8 @@ class Startup:
                 reason = self.broken[lost[0]]
                 raise NodeLostError(f"the new agent of {lost[0]} was lost at once: {reason}")
         except SetupError as error:
-            for node in nodes if not is_first else ():
-                loss = loss_by(error)
+            loss = loss_by(error)
+            for node in () if is_first else nodes:
                 event = NodeLost(node=node.name, reason=loss.reason, nature=loss.nature)
                 self.run_writer.record(event)
             raise
@@ -266,7 +266,7 @@ class Startup:
             except BaseException as error:
                 future.set_exception(error)
             with contextlib.suppress(RuntimeError):  # the run is over and its loop closed
-                loop.call_soon_threadsafe(self.hub.put, lambda: None)
+                loop.call_soon_threadsafe(self.hub.wake)
 
         threading.Thread(target=probe, daemon=True).start()
         await self.until(future.done)

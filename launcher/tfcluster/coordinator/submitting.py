@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from tfcluster.backends import job_watch, jobs, past_runs
 from tfcluster.backends.past_runs import SilentError
-from tfcluster.coordinator.starter import (
+from tfcluster.coordinator.launch import (
     SIGNALS,
     End,
     Launch,

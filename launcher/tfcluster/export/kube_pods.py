@@ -61,7 +61,7 @@ def _with_pods(stateful_set: dict[str, Any]) -> dict[str, Any]:
 
 def _needs(run: PodRun) -> Iterator[str]:
     keys = [f"{run_objects.ENV_KEY}{name}" for name in secret_names(run.plan)]
-    fixed = [run_objects.TOKEN, run_objects.COORDINATOR_TOKEN, run_objects.SEAT]
+    fixed = [run_objects.TOKEN, run_objects.COORDINATOR_TOKEN, run_objects.EXEC_SERVER]
     listed = ", ".join([*fixed, *keys])
     yield f"the Secret {run.name} with the keys {listed}, which `up` makes"
     package = run_objects.package_name(run, 0)

@@ -184,6 +184,10 @@ class Hub:
         """Queue a call, which `turn` makes."""
         self._inbox.put_nowait(call)
 
+    def wake(self) -> None:
+        """Have the loop turn, which sends orders and looks at what has changed."""
+        self.put(lambda: None)
+
     def send(self, node: str, order: msg.Order) -> None:
         """Queue an order, which the next `flush` sends."""
         if (border := self._borders.get(node)) is not None:

@@ -75,7 +75,8 @@ def event_of_task(report: msg.TaskReport) -> Event | None:
     task, attempt = report.task, report.attempt
     match report:
         case msg.WaitingForPeers():
-            return ev.TaskPhase(task=task, attempt=attempt, name=ev.WAITING_FOR_PEERS)
+            name = "waiting for peers"
+            return ev.TaskPhase(task=task, attempt=attempt, name=name, waits_for_peers=True)
         case msg.Note(message=message):
             return ev.Warned(message=f"{task}: {message}")
         case msg.UnusedGpus(count=count):

@@ -20,8 +20,8 @@ from tfcluster.agent import budgets
 from tfcluster.agent.catalogue import FileEntry
 from tfcluster.agent.error_text import describe_error
 from tfcluster.agent.files import blobs, incoming
-from tfcluster.checkpoints.completeness import CheckpointKind, Entry
 from tfcluster.checkpoints.copying import NOT_AS_GATHERED, Source, SourceChangedError, Stopped, scan
+from tfcluster.checkpoints.recognition import CheckpointKind, Entry
 from tfcluster.checkpoints.store import Gathered, name_checkpoints, newest_of
 from tfcluster.nodes.hub import Hub
 from tfcluster.nodes.sites import Site

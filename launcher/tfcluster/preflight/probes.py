@@ -156,7 +156,7 @@ async def probe_links(
         order = task_network.order_for(name, dials, attempt)
         hub.forget(name, *END_REPLIES, step=LINKS)
         hub.send(name, orders.start_probe(LINKS, plan, hub.site(name), order, built.digest))
-    hub.put(lambda: None)  # wakes the loop, which sends
+    hub.wake()
     loop = asyncio.get_running_loop()
     until = loop.time() + task_network.ANSWER_S
     while loop.time() < until and not is_over():

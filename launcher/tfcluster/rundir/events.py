@@ -11,7 +11,6 @@ from types import MappingProxyType
 from typing import Any
 
 from tfcluster.agent.catalogue import (
-    WAITING_FOR_PEERS,
     ChaosInjected,
     LogLost,
     PortsHeld,
@@ -33,7 +32,7 @@ from tfcluster.node_loss import LossNature
 # What an agent or a task reports is declared once, in the catalogue of messages.
 # fmt: off
 __all__ = [
-    "WAITING_FOR_PEERS", "ChaosInjected", "Event", "LogLost", "PortsHeld", "Progress", "StepTimes",
+    "ChaosInjected", "Event", "LogLost", "PortsHeld", "Progress", "StepTimes",
     "TaskDevices", "TaskError", "TaskExited", "TaskFrozen", "TaskPhase", "TaskReady",
     "TaskStarted", "TaskThawed", "Trial",
 ]

@@ -200,7 +200,7 @@ class _Changes:
     def task_phase(self, event: ev.TaskPhase) -> None:
         task = self.state.task(event.task)
         task.phase = event.name or None
-        task.has_joined |= event.name == ev.WAITING_FOR_PEERS
+        task.has_joined |= event.waits_for_peers is True
 
     def task_devices(self, event: ev.TaskDevices) -> None:
         self.state.task(event.task).devices = event.devices

@@ -129,7 +129,6 @@ class StopTasks:
     node: str
     tasks: tuple[str, ...]
     grace_s: float
-    why: str
 
 
 @dataclass(frozen=True, slots=True)

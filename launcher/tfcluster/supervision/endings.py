@@ -134,7 +134,7 @@ class AttemptEnd:
         for member, grace in zip(members, graces, strict=True):
             tasks[member.node, grace].append(member.name)
         for (node, grace), names in tasks.items():
-            self.orders.append(StopTasks(node, tuple(names), grace, why))
+            self.orders.append(StopTasks(node, tuple(names), grace))
         for member, grace in zip(members, graces, strict=True):
             answer_by = now + grace + AGENT_SLACK_S
             if member.is_stopping and member.answer_by is not None:

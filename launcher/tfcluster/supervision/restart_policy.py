@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from tfcluster.checkpoints.completeness import Newest
+from tfcluster.checkpoints.recognition import Newest
 from tfcluster.plans.plan import Plan, Supervision, TaskId
 from tfcluster.supervision.failure import Failure, Kind
 

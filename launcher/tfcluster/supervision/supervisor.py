@@ -14,7 +14,7 @@ from dataclasses import InitVar, dataclass, field, replace
 from typing import Any, Final
 
 from tfcluster.agent import catalogue as msg
-from tfcluster.checkpoints.completeness import Newest
+from tfcluster.checkpoints.recognition import Newest
 from tfcluster.node_loss import NodeLoss
 from tfcluster.plans.plan import Plan, TaskId
 from tfcluster.rundir import events as ev

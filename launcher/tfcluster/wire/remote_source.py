@@ -18,7 +18,6 @@ from typing import Any, Protocol, Self, TypeVar
 
 from tfcluster.agent import budgets
 from tfcluster.agent.files.blobs import write_at
-from tfcluster.checkpoints.completeness import Entry
 from tfcluster.checkpoints.copying import (
     CancelledError,
     SourceChangedError,
@@ -27,6 +26,7 @@ from tfcluster.checkpoints.copying import (
     partial_of,
     raise_if_cancelled,
 )
+from tfcluster.checkpoints.recognition import Entry
 from tfcluster.wire.file_transfer import RemoteFileChangedError, RemoteFiles, Take
 
 T = TypeVar("T")

@@ -78,7 +78,7 @@ def test_a_partitioned_nodes_task_starts_again_elsewhere_once_the_old_one_is_dea
     own_kube.cut("n2")
     assert await_attempt(run, 2).startswith("attempt 2 from ")
     note_fault(run, since, "a node is cut off (lease_s 15)")
-    # The agent's lease has ended the task; only the seat, which holds files, may be left.
+    # The agent's lease has ended the task; only the exec server, which holds files, may be left.
     assert [pid for pid in pids if b"train.py" in command_line(pid)] == []
     assert own_desk.kubectl("get", "pod", lost, "-o", "jsonpath={.spec.nodeName}") == "n1"
     own_kube.repair("n2")

@@ -33,7 +33,7 @@ def up(desk: Desk, script: str, **more: Any) -> Live:
 
 
 def tasks_lines(desk: Desk, pod: str) -> list[str]:
-    """Return what a pod has written, without the talk of its seat."""
+    """Return what a pod has written, without the talk of its exec server."""
     written = desk.log(pod).splitlines()
     return [line for line in written if not line.startswith(("listening", "connection ended"))]
 
@@ -63,7 +63,7 @@ def test_each_task_has_a_pod_that_its_peers_find_by_name(desk: Desk) -> None:
         hosts = [peer.rpartition(":")[0] for peer in fact["peers"]]
         assert hosts == [f"{run.run_id}-worker-{n}.{run.run_id}" for n in (0, 1)]
         assert fact["host"] == pod
-        # The seat talks, too: "connection ended" is that of a dial that was tried again.
+        # The exec server talks, too: "connection ended" is that of a dial that was tried again.
         wait_for(
             lambda pod=pod, fact=fact: [json.dumps(fact)] == tasks_lines(desk, pod),  # type: ignore[misc]
             timeout=HANG_S,

@@ -88,7 +88,7 @@ def test_a_killed_coordinator_goes_on_in_its_pod_and_a_failure_has_its_code(desk
 
 
 def coordinator_process(desk: Desk) -> int:
-    """Return this machine's id of the process that coordinates, not that of its pod's seat."""
+    """Return this machine's id of the process that coordinates, not its exec server's."""
     for pid in desk.processes(coordinator(desk)):
         words = command_line(pid).split(b"\0")
         if b"tfcluster.in_pod" in words and b"--then" not in words:

@@ -16,7 +16,7 @@ import pytest
 from tfcluster.agent import budgets, protocol
 from tfcluster.agent.agent_config import AgentConfig
 from tfcluster.agent.budgets import Allowance
-from tfcluster.agent.net.session import CoordinatorLink
+from tfcluster.agent.net.coordinator_link import CoordinatorLink
 
 from .conftest import Peer, Rig
 

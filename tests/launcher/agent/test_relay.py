@@ -225,7 +225,7 @@ def start_waiting(path: Path) -> subprocess.Popen[bytes]:
 def test_a_container_reports_a_python_that_is_too_old(tmp_path: Path, python: str) -> None:
     python = python or old_pythons.pretending(tmp_path / "python3")
     source = Path(container_wait.__file__).read_text()
-    argv = [python, "-I", "-S", "-c", source, "a-seat"]
+    argv = [python, "-I", "-S", "-c", source, "an-exec-server"]
     ended = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert ended.returncode == 1
     assert ended.stderr.startswith(f"Python 3.9 or newer is needed, and {python} is 3.")

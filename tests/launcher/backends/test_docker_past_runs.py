@@ -98,11 +98,11 @@ def test_a_silent_daemon_is_one_error_and_no_other_is_left_unread(
 
 
 def test_docker_is_not_asked_if_it_was_never_used_or_only_by_a_live_run(home: Path) -> None:
-    assert past_runs.find_leftovers() == past_runs.Found()
-    assert past_runs.find_leftovers_of("a") == past_runs.Found()
+    assert past_runs.find_leftovers() == past_runs.LeftoverAnswers()
+    assert past_runs.find_leftovers_of("a") == past_runs.LeftoverAnswers()
     assert past_runs.forget_removed("a") == []
     note("a")
-    assert past_runs.find_leftovers() == past_runs.Found(), "its run is in progress"
+    assert past_runs.find_leftovers() == past_runs.LeftoverAnswers(), "its run is in progress"
     assert asked(home) == []
 
 

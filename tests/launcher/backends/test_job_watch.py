@@ -393,7 +393,7 @@ def test_a_note_about_a_job_counts_once_its_run_is_over(home_dir: Any, fake: Fak
     text = note.read_text().split("\n")
     note.write_text("\n".join([*text[:2], f"{GONE.host}/{os.getuid()}/{GONE.pid}/1", ""]))
     assert past_runs.is_live_job(paths.root)
-    assert past_runs.find_leftovers() == past_runs.Found()
+    assert past_runs.find_leftovers() == past_runs.LeftoverAnswers()
     assert note.exists()
     registry.delete(paths)
     assert not past_runs.is_live_job(paths.root)

@@ -59,9 +59,9 @@ def refusal(script: str, fault: DialFault | None = None) -> str:
 
 
 def test_the_banner_of_a_prolog_is_not_the_reason() -> None:
-    why = relayed.explain(EOFError("== welcome =="), 0, "", logs_in=False)
+    why = relayed.explain_dial(EOFError("== welcome =="), 0, "", logs_in=False)
     assert str(why) == "it ended with exit code 0; its output: == welcome =="
-    why = relayed.explain(EOFError("== welcome =="), 1, "no such image", logs_in=False)
+    why = relayed.explain_dial(EOFError("== welcome =="), 1, "no such image", logs_in=False)
     assert str(why) == "no such image"
 
 
@@ -173,5 +173,7 @@ def test_only_the_exception_of_a_traceback_is_shown(message: str, shown: str) ->
 )
 def test_each_refusal_has_its_own_fix(error: str | DialFault, fix: str) -> None:
     node = NodePlan("10.0.0.1", "ssh", None, "/", destination="gpu1")
-    refused = Unreached("", error) if isinstance(error, DialFault) else Unreached(error)
+    refused = (
+        Unreached("", fault=error) if isinstance(error, DialFault) else Unreached(error, error)
+    )
     assert fix in ssh_nodes.SshNodes.fix(node, refused)

@@ -18,7 +18,7 @@ from tfcluster import kinds
 from tfcluster.backends import jobs
 from tfcluster.backends.base import RunContext
 from tfcluster.backends.jobs import Submission
-from tfcluster.backends.relayed import STARTER
+from tfcluster.backends.relayed import STARTER, Unreached
 from tfcluster.backends.slurm import KIND, slurm_jobs, slurm_nodes
 from tfcluster.backends.slurm.batch_script import format_script, job_options
 from tfcluster.backends.slurm.slurm_commands import clean_environ
@@ -136,6 +136,12 @@ def test_only_the_end_of_the_job_proves_that_nothing_of_the_run_lives(
     stderr: str, is_over: bool
 ) -> None:
     assert SlurmNodes.proves_end(stderr) == is_over
+
+
+def test_only_what_srun_has_written_decides_the_fix() -> None:
+    node = NodePlan("node-0", "slurm", None, "/", destination="n7")
+    assert "is down" in SlurmNodes.fix(node, Unreached("it ended", "srun: error: n7 is DOWN"))
+    assert SlurmNodes.fix(node, Unreached("not found")) == "see `scontrol show node n7`"
 
 
 def test_a_python_inside_the_words_is_not_looked_for_on_this_machine(tmp_path: Path) -> None:

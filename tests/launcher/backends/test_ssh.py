@@ -44,5 +44,5 @@ def test_words_before_the_python_reach_the_hosts_shell_quoted(tmp_path: Path) ->
 def test_an_unreachable_wrapped_node_names_the_words_too() -> None:
     node = NodePlan("gpu1", "ssh", None, "/", wrap=("apptainer", "exec"))
     with pytest.raises(NodeLostError) as caught, ssh_nodes.SshNodes._naming(node):
-        raise Unreached("sh: 1: exec: apptainer: not found")
+        raise Unreached("sh: 1: exec: apptainer: not found", "apptainer: not found")
     assert "`apptainer exec python3 -V`" in caught.value.fix

@@ -9,7 +9,7 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from tfcluster.checkpoints.completeness import Entry
+from tfcluster.checkpoints.recognition import Entry
 
 INDEX_END = struct.pack("<Q", 0xDB4775248B80FB57)
 HDF5_HEAD = b"\x89HDF\r\n\x1a\n" + bytes([0, 0, 0, 0, 0, 8, 8, 0]) + bytes(24)

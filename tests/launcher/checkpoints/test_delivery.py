@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from tfcluster.agent.catalogue import Saved
-from tfcluster.checkpoints.completeness import CheckpointKind
 from tfcluster.checkpoints.gatherer import Gatherer
-from tfcluster.checkpoints.store import Gathered, Store, deliver, load_hint, open_for_reading
+from tfcluster.checkpoints.recognition import CheckpointKind
+from tfcluster.checkpoints.store import Gathered, Store, deliver, load_hint, read_store
 
 from .files import write_hdf5, write_keras, write_prefix, write_saved_model
 
@@ -87,7 +87,7 @@ def test_the_hint_is_what_the_task_reported_of_its_save(tmp_path: Path) -> None:
     (gathered,) = gatherer.gather_last()
     assert gathered.step == 20
     assert load_hint(gathered) == f"tf_keras.models.load_model('{gathered.path}')"
-    assert open_for_reading(store.root) == (gathered,)
+    assert read_store(store.root)[0] == (gathered,)
     gatherer.saved(Saved(path="model.h5", load="model.load_weights({path})"))
     (corrected,) = gatherer.gather_last()
     assert load_hint(corrected) == f"model.load_weights('{gathered.path}')"

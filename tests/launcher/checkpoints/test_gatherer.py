@@ -16,9 +16,9 @@ from tests.privileges import without_override
 
 from tfcluster.agent.catalogue import Saved
 from tfcluster.checkpoints import copying
-from tfcluster.checkpoints.completeness import Checkpoint, CheckpointKind, Newest
 from tfcluster.checkpoints.copying import CancelledError, LocalSource, copy_verified
 from tfcluster.checkpoints.gatherer import Gatherer
+from tfcluster.checkpoints.recognition import Checkpoint, CheckpointKind, Newest
 from tfcluster.checkpoints.store import Gathered, Store, fill, newest_of
 
 from .files import (

@@ -8,9 +8,9 @@ import sys
 import time
 from pathlib import Path
 
-from tfcluster.checkpoints.completeness import CheckpointKind
 from tfcluster.checkpoints.copying import sha512
-from tfcluster.checkpoints.store import Store, open_for_reading
+from tfcluster.checkpoints.recognition import CheckpointKind
+from tfcluster.checkpoints.store import Store, read_store
 
 ROOT = Path(__file__).parents[3]
 COMMAND = [sys.executable, "-m", "tests.launcher.checkpoints.gather_for_ever"]
@@ -36,7 +36,7 @@ def test_a_store_whose_process_was_killed_a_dozen_times_is_complete(tmp_path: Pa
         Store(root)
         assert_complete(root)
         assert not list(root.glob(".*"))
-        saves = [g.save for g in open_for_reading(root) if g.kind is CheckpointKind.TF_CHECKPOINT]
+        saves = [g.save for g in read_store(root)[0] if g.kind is CheckpointKind.TF_CHECKPOINT]
         newest.append(max(save or 0 for save in saves))
 
     assert newest == sorted(newest)
@@ -44,7 +44,7 @@ def test_a_store_whose_process_was_killed_a_dozen_times_is_complete(tmp_path: Pa
 
 
 def assert_complete(root: Path) -> None:
-    held = open_for_reading(root)
+    held = read_store(root)[0]
     assert {g.folder for g in held} == {
         path for path in root.iterdir() if path.is_dir() and path.name[0] != "."
     }

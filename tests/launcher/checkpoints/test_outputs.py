@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from tests.privileges import without_override
 
-from tfcluster.checkpoints.completeness import Entry
 from tfcluster.checkpoints.copying import CancelledError, LocalSource
 from tfcluster.checkpoints.outputs import (
     describe_damage,
@@ -18,6 +17,7 @@ from tfcluster.checkpoints.outputs import (
     gather_outputs,
     list_before,
 )
+from tfcluster.checkpoints.recognition import Entry
 
 LONG = "longest/" + "x" * 255
 
@@ -38,7 +38,8 @@ def workdir(tmp_path: Path) -> Path:
         (["*.keras", "model.*"], ("model.keras",)),
         ([f"{LONG[:9]}*"], (LONG,)),
         (["out"], ("out/a.txt", "out/deep/b.txt")),
-        (["out/*.txt"], ("out/a.txt",)),
+        (["out/*.txt", "o?t/[!b].txt"], ("out/a.txt",)),
+        (["**"], (LONG, "model.keras", "out/a.txt", "out/deep/b.txt", "train.py")),
         (["**/*.txt"], ("out/a.txt", "out/deep/b.txt")),
     ],
 )

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from tfcluster.checkpoints.completeness import Checkpoint, find
 from tfcluster.checkpoints.copying import SourceChangedError, scan
+from tfcluster.checkpoints.recognition import Checkpoint, find
 from tfcluster.checkpoints.store import (
     Gathered,
     IncompleteError,
     Store,
     newest_of_each,
-    open_for_reading,
+    read_store,
 )
 
 from .files import delete_prefix, latest, write_hdf5, write_keras, write_prefix, write_saved_model
@@ -103,7 +103,7 @@ def test_the_same_content_is_not_gathered_twice(chief: Path, root: Path) -> None
 
     assert add(store, chief) == []
     assert len(store.held) == 1
-    assert store.has(complete(chief)[0])
+    assert store.held[0].checkpoint == complete(chief)[0]
 
 
 def test_content_that_is_saved_again_is_the_newest_again(chief: Path, root: Path) -> None:
@@ -215,7 +215,7 @@ class Crash(BaseException):
         "copying.LocalSource.check",
         "store._write_note",
         "store.sync_folder",
-        "copying.write",
+        "store._name_prefixes",
     ],
 )
 def test_after_a_crash_the_next_process_finds_only_complete_checkpoints(
@@ -262,7 +262,7 @@ def test_a_checkpoint_that_was_deleted_from_the_store_is_no_longer_listed(
     add(Store(root), chief)
     (root / "ckpt-2" / "ckpt-2.index").unlink()
 
-    assert [held.save for held in open_for_reading(root)] == [1]
+    assert [held.save for held in read_store(root)[0]] == [1]
     Store(root)
     assert latest(root) == "ckpt-1/ckpt-1"
 

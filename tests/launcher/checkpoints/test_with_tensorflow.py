@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tfcluster.checkpoints.completeness import CheckpointKind
 from tfcluster.checkpoints.gatherer import Gatherer
+from tfcluster.checkpoints.recognition import CheckpointKind
 from tfcluster.checkpoints.store import Store
 from tfcluster.nodes.task_folders import LocalTarget, put_back
 

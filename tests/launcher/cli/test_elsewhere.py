@@ -68,6 +68,15 @@ def test_a_copy_is_made_once_and_is_no_run_of_this_machine(
         SchedulerChoice().find_run(RUN)
 
 
+def test_a_name_does_not_mean_the_runs_whose_names_begin_with_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    use(monkeypatch, tmp_path, Cluster("demo-large-20260914-120000-k7f3"))
+    with pytest.raises(UnknownRunError, match="no runs called demo") as caught:
+        SchedulerChoice("kubernetes").find_run("demo")
+    assert caught.value.fix == "`tfcluster ps --backend kubernetes` lists them"
+
+
 @pytest.mark.parametrize("name", ["../../demo-20260914-120000-k7f3", "demo"])
 def test_a_name_that_somebody_has_given_an_object_never_leads_out_of_the_folder_of_copies(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str

@@ -25,7 +25,7 @@ from tfcluster.backends.base import Nodes, RunContext
 from tfcluster.backends.jobs import OwnJob
 from tfcluster.coordinator.coordinator import Coordinator
 from tfcluster.coordinator.gathering import RunGathering
-from tfcluster.coordinator.starter import Launch
+from tfcluster.coordinator.launch import Launch
 from tfcluster.errors import NodeLostError
 from tfcluster.node_loss import NodeLoss
 from tfcluster.plans.plan import NodePlan, Plan, Supervision

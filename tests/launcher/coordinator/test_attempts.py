@@ -21,8 +21,9 @@ from tests.launcher.supervision.story import Replay, replay_of
 from tfcluster.agent import catalogue as msg
 from tfcluster.coordinator import loop
 from tfcluster.coordinator.attempts import Attempts
+from tfcluster.coordinator.launch import Launch
 from tfcluster.coordinator.loop import Loop, RunOver
-from tfcluster.coordinator.starter import Launch
+from tfcluster.coordinator.lost_nodes import LostNodes
 from tfcluster.coordinator.startup import Startup
 from tfcluster.kinds import Capabilities
 from tfcluster.nodes.hub import Hub
@@ -99,7 +100,10 @@ class Scene:
         launch, until = Launch(history.plan, {}), self.loop.until
         self.startup = Startup(launch, paths, self.hub, run_writer, until, announce=ignore)
         run_gathering: Any = self.run_gathering
-        self.attempts = Attempts(self.supervisor, self.startup, self.loop, run_gathering)
+        self.lost_nodes = LostNodes(self.supervisor, self.startup, self.loop)
+        self.attempts = Attempts(
+            self.supervisor, self.startup, self.lost_nodes, self.loop, run_gathering
+        )
 
     def play(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Do the work within seconds, or until the run is over."""

@@ -17,8 +17,8 @@ from tests.launcher.checkpoints.files import flip_a_bit, write_prefix
 from tests.launcher.conftest import plan_of
 
 from tfcluster.agent.catalogue import Saved
-from tfcluster.checkpoints.completeness import Checkpoint, CheckpointKind, Entry, Newest
 from tfcluster.checkpoints.copying import CancelledError, SourceChangedError, Stopped
+from tfcluster.checkpoints.recognition import Checkpoint, CheckpointKind, Entry, Newest
 from tfcluster.checkpoints.store import Gathered, newest_of
 from tfcluster.coordinator.gathering import NOTHING, RunGathering
 from tfcluster.errors import RunFolderError
@@ -228,7 +228,7 @@ def test_shared_storage_that_cannot_be_read_does_not_end_the_run(
     def fails(*_: object) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr("tfcluster.checkpoints.store.scan", fails)
+    monkeypatch.setattr("tfcluster.coordinator.gathering.scan", fails)
     run_gathering = gathering_from_shared_dir(paths, str(tmp_path))
     run_gathering.saved(Saved(path=str(tmp_path / "ckpt-3"), step=3))
     (events,) = asyncio.run(run_gathering.gather_latest())

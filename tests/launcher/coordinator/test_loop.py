@@ -13,14 +13,18 @@ def test_a_loop_was_stopped_if_it_did_not_run_for_longer_than_it_wanted_to_wait(
     now = 100.0
     clock = StopClock(lambda: now)
     now += 5
-    assert clock.take_stop(5.0) == 0, "it has waited"
+    clock.note_turn(5.0)
+    assert clock.stopped_s == 0, "it has waited"
     now += 2 + STOPPED_S
-    assert clock.take_stop(2.0) == 2 + STOPPED_S
-    assert clock.take_stop() == 0
+    clock.note_turn(2.0)
+    clock.note_turn()
+    assert clock.stopped_s == 2 + STOPPED_S
     now += 90
-    assert clock.take_stop(None) == 0, "it may have waited as long"
+    clock.note_turn(None)
+    assert clock.stopped_s == 2 + STOPPED_S, "it may have waited as long"
     now += 90
-    assert clock.take_stop() == 90
+    clock.note_turn()
+    assert clock.stopped_s == 2 + STOPPED_S + 90
 
 
 def test_no_deadline_passes_while_the_process_is_stopped() -> None:

@@ -23,7 +23,7 @@ from tfcluster.backends import jobs
 from tfcluster.backends.jobs import Ending, OwnJob
 from tfcluster.coordinator.foreground import RunSession, count_vain_starts, find_interrupted
 from tfcluster.coordinator.gathering import NOTHING, RunGathering
-from tfcluster.coordinator.starter import End, Launch
+from tfcluster.coordinator.launch import End, Launch
 from tfcluster.errors import JobEndedError
 from tfcluster.node_loss import LossNature, NodeLoss
 from tfcluster.plans.plan import Plan

@@ -14,7 +14,7 @@ from tests.launcher.conftest import plan_of
 
 from tfcluster.api import make_launch
 from tfcluster.coordinator import submitting
-from tfcluster.coordinator.starter import open_folder
+from tfcluster.coordinator.launch import open_folder
 from tfcluster.discovery import planning
 from tfcluster.errors import UsageError
 from tfcluster.rundir import fold, registry, run_writer

@@ -31,7 +31,7 @@ def test_the_pods_are_those_that_up_makes(exported: Exporter) -> None:
     roles = {each["metadata"]["name"].rpartition("-")[2]: each["spec"]["replicas"] for each in sets}
     assert roles == {"chief": 1, "worker": 2}
     pod = sets[0]["spec"]["template"]["spec"]
-    assert f"{run_pods.RUN_FOLDER}/seat.py" in pod["containers"][0]["command"]
+    assert f"{run_pods.RUN_FOLDER}/exec_server.py" in pod["containers"][0]["command"]
 
 
 def test_secrets_are_needed_and_never_written(exported: Exporter) -> None:

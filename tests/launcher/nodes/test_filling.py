@@ -11,9 +11,9 @@ from pathlib import Path, PurePosixPath
 import pytest
 from tests.launcher.checkpoints.files import flip_a_bit, write_prefix
 
-from tfcluster.checkpoints.completeness import Checkpoint, CheckpointKind, Entry
 from tfcluster.checkpoints.copying import SourceChangedError
 from tfcluster.checkpoints.gatherer import Gatherer
+from tfcluster.checkpoints.recognition import Checkpoint, CheckpointKind, Entry
 from tfcluster.checkpoints.store import Gathered, Store
 from tfcluster.nodes.task_folders import Follower, LocalTarget, files_to_send
 from tfcluster.wire.file_trees import FileToSend

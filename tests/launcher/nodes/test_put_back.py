@@ -11,9 +11,9 @@ import pytest
 from tests.launcher.checkpoints.files import flip_a_bit, write_keras, write_prefix
 
 from tfcluster.agent.catalogue import Saved
-from tfcluster.checkpoints.completeness import find
 from tfcluster.checkpoints.copying import SourceChangedError, scan
 from tfcluster.checkpoints.gatherer import Gatherer
+from tfcluster.checkpoints.recognition import find
 from tfcluster.checkpoints.store import Gathered, Store, newest_of
 from tfcluster.nodes import task_folders
 from tfcluster.nodes.task_folders import LocalTarget

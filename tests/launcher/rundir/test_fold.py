@@ -37,7 +37,7 @@ def replay(state: RunSnapshot, paths: RunPaths, events: list[Event]) -> RunSnaps
 
 
 def waits(task: str) -> ev.TaskPhase:
-    return ev.TaskPhase(task=task, attempt=1, name=ev.WAITING_FOR_PEERS)
+    return ev.TaskPhase(task=task, attempt=1, name="waiting for peers", waits_for_peers=True)
 
 
 def step(task: str, number: int, **more: Any) -> ev.Progress:

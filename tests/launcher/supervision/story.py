@@ -11,7 +11,7 @@ from tests.launcher.conftest import plan_of, spread
 from tests.launcher.messages import task_report
 
 from tfcluster.agent import catalogue as msg
-from tfcluster.checkpoints.completeness import Newest
+from tfcluster.checkpoints.recognition import Newest
 from tfcluster.node_loss import NodeLoss
 from tfcluster.plans.plan import Plan, Supervision, TaskId
 from tfcluster.rundir import events as ev

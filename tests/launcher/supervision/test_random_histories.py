@@ -24,7 +24,7 @@ from tests.launcher.supervision.story import IN_FIT, stack
 from tfcluster.agent import catalogue as msg
 from tfcluster.agent.catalogue import TaskReport
 from tfcluster.agent.message_fields import parse
-from tfcluster.checkpoints.completeness import Newest
+from tfcluster.checkpoints.recognition import Newest
 from tfcluster.errors import UsageError
 from tfcluster.node_loss import NodeLoss
 from tfcluster.plans.plan import NodePlan, Plan, Supervision, TaskId

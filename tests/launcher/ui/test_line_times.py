@@ -14,7 +14,7 @@ from tests.documentation import unprinted
 from tests.launcher.conftest import Tfcluster
 from tests.launcher.ui.conftest import MakeEnded
 
-from tfcluster.cli.watching import parse_moment
+from tfcluster.cli.options import parse_moment
 from tfcluster.errors import UsageError
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.ui.merged_logs import LineStyle, LogFilter, MergedLogs

@@ -13,8 +13,8 @@ import pytest
 from tests.launcher.conftest import Tfcluster
 from tests.launcher.ui.conftest import MakeEnded
 
-from tfcluster.checkpoints.completeness import find
 from tfcluster.checkpoints.copying import scan
+from tfcluster.checkpoints.recognition import find
 from tfcluster.checkpoints.store import Store
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.states import Status

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from tfcluster.agent import catalogue as msg
-from tfcluster.checkpoints.completeness import Entry
 from tfcluster.checkpoints.copying import CancelledError, SourceChangedError
+from tfcluster.checkpoints.recognition import Entry
 from tfcluster.wire.file_transfer import RemoteFiles
 from tfcluster.wire.messages import FileSlice
 from tfcluster.wire.remote_source import RemoteFolder, RemoteSource

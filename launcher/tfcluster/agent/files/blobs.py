@@ -1,4 +1,4 @@
-"""Files that a node receives: path checks, sparse writes, and blobs named by their SHA-512."""
+"""Files that a node receives: sparse writes, and blobs named by their SHA-512."""
 
 from __future__ import annotations
 
@@ -6,14 +6,10 @@ import contextlib
 import errno
 import hashlib
 import os
-import re
-from collections.abc import Callable, Iterable
-
-from tfcluster.agent.catalogue import FileEntry
+from collections.abc import Callable
 
 PARTIAL = ".partial"
 """The suffix of files that are not complete yet."""
-_DIGEST = re.compile("[0-9a-f]{128}")
 _BLOCK = 64 << 10
 _ZEROS = bytes(_BLOCK)
 _CHUNK = 1 << 20
@@ -32,39 +28,6 @@ class NotInCache(Exception):
     def __init__(self, digest: str) -> None:
         super().__init__(digest)
         self.digest = digest
-
-
-def check(files: Iterable[FileEntry]) -> None:
-    """Raise BadTree if a path or a link of `files` leads out of the folder."""
-    links = set()
-    for file in files:
-        path = file.path
-        if "\0" in path or {"", ".", ".."} & set(path.split("/")):
-            raise BadTree(f"{path!r} is not a path below the folder")
-        if file.link is not None:
-            links.add(path)
-            if not _stays_inside(path, file.link):
-                raise BadTree(f"{path!r} is a link that leads out of the folder")
-        elif not _DIGEST.fullmatch(file.sha512 or ""):
-            raise BadTree(f"{file.sha512!r} is not a SHA-512")
-    for file in files:
-        folder = os.path.dirname(file.path)
-        while folder:
-            if folder in links:
-                raise BadTree(f"{file.path!r} lies behind a link")
-            folder = os.path.dirname(folder)
-
-
-def _stays_inside(path: str, target: str) -> bool:
-    """Return whether a link's target is inside the folder.
-
-    All ``..`` must come first: after a name they could lead out through another link.
-    """
-    if not target or target.startswith("/") or "\0" in target:
-        return False
-    parts = [part for part in target.split("/") if part not in ("", ".")]
-    ups = next((n for n, part in enumerate(parts) if part != ".."), len(parts))
-    return ups <= path.count("/") and ".." not in parts[ups:]
 
 
 def write_at(fd: int, data: bytes, at: int) -> None:

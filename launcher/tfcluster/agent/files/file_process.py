@@ -25,7 +25,7 @@ from tfcluster.agent.files.cache import new_transit_folder, remove
 from tfcluster.agent.files.incoming import Incoming
 from tfcluster.agent.files.outgoing import Outgoing, find_marked_folder
 from tfcluster.agent.message_fields import parse
-from tfcluster.agent.net.session import CoordinatorLink
+from tfcluster.agent.net.coordinator_link import CoordinatorLink
 from tfcluster.agent.processes import leave_agent
 
 NICENESS = 10

@@ -9,14 +9,16 @@ not copied.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable
 
 from tfcluster.agent import catalogue as msg
 from tfcluster.agent.catalogue import FileEntry
 from tfcluster.agent.error_text import reason_of
-from tfcluster.agent.files.blobs import BadTree, Blob, NotInCache, check, copy, move
+from tfcluster.agent.files.blobs import BadTree, Blob, NotInCache, copy, move
 from tfcluster.agent.files.cache import new_transit_folder, remove, remove_older
 from tfcluster.agent.message_fields import replace
 from tfcluster.agent.net.private_folders import make_folders
@@ -27,6 +29,7 @@ Put = Callable[[FileEntry, str], None]
 _PAGE = 10_000
 """The digests in one answer: 0.7 MB."""
 _STALE_S = 86_400.0
+_DIGEST = re.compile("[0-9a-f]{128}")
 
 
 def add_files(
@@ -94,6 +97,39 @@ def _place(into: str, path: str) -> str:
     return target
 
 
+def _require_paths_inside(files: Iterable[FileEntry]) -> None:
+    """Raise BadTree if a path or a link of `files` leads out of the folder."""
+    links = set()
+    for file in files:
+        path = file.path
+        if "\0" in path or {"", ".", ".."} & set(path.split("/")):
+            raise BadTree(f"{path!r} is not a path below the folder")
+        if file.link is not None:
+            links.add(path)
+            if not _is_inside(path, file.link):
+                raise BadTree(f"{path!r} is a link that leads out of the folder")
+        elif not _DIGEST.fullmatch(file.sha512 or ""):
+            raise BadTree(f"{file.sha512!r} is not a SHA-512")
+    for file in files:
+        folder = os.path.dirname(file.path)
+        while folder:
+            if folder in links:
+                raise BadTree(f"{file.path!r} lies behind a link")
+            folder = os.path.dirname(folder)
+
+
+def _is_inside(path: str, target: str) -> bool:
+    """Return whether a link's target is inside the folder.
+
+    All ``..`` must come first: after a name they could lead out through another link.
+    """
+    if not target or target.startswith("/") or "\0" in target:
+        return False
+    parts = [part for part in target.split("/") if part not in ("", ".")]
+    ups = next((n for n, part in enumerate(parts) if part != ".."), len(parts))
+    return ups <= path.count("/") and ".." not in parts[ups:]
+
+
 class Incoming:
     """The `receive` orders of a node, any number at a time."""
 
@@ -131,8 +167,8 @@ class Incoming:
             self._send(msg.Received(id=number))
             return
         try:
-            check(files)
-            check(msg.FileEntry(path=path, link=".") for path in order.removed)
+            _require_paths_inside(files)
+            _require_paths_inside(msg.FileEntry(path=path, link=".") for path in order.removed)
             self._request_missing(number)
             self._finish_if_complete(number)
         except (OSError, BadTree) as error:
@@ -217,7 +253,7 @@ class Incoming:
         del self._orders[number]
         others = {file.sha512 for other, _ in self._orders.values() for file in other.files}
         try:
-            self._place(order, others)
+            self._build(order, others)
         except NotInCache as error:
             with contextlib.suppress(OSError):
                 os.unlink(os.path.join(self._cached, error.digest))
@@ -230,7 +266,7 @@ class Incoming:
         self.cancel(number)
         self._send(msg.FileFailed(id=number, error=reason_of(error)))
 
-    def _place(self, order: msg.Receive, others: set[str | None]) -> None:
+    def _build(self, order: msg.Receive, others: set[str | None]) -> None:
         """Build an order's folder from the files that the node has now.
 
         A file that is not cached is moved to the last place that needs it, other places get copies:
@@ -240,6 +276,8 @@ class Incoming:
         into, files = order.into, order.files
         remaining = Counter(file.sha512 for file in files)
 
+        keep_alive = functools.partial(self._keep_alive, order.id)
+
         def put(file: FileEntry, target: str) -> None:
             keep_alive()
             if file.link is not None:
@@ -248,9 +286,6 @@ class Incoming:
             remaining[file.sha512] -= 1
             is_last = not remaining[file.sha512] and file.sha512 not in others
             self._put(file, target, keep_alive, is_last=is_last)
-
-        def keep_alive() -> None:
-            self._keep_alive(order.id)
 
         run = os.path.dirname(os.path.dirname(into))
         os.makedirs(os.path.dirname(run), exist_ok=True)  # maybe shared by users: not private

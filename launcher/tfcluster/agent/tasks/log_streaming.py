@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from tfcluster.agent import catalogue as msg
 from tfcluster.agent import protocol
-from tfcluster.agent.net.session import CoordinatorLink
+from tfcluster.agent.net.coordinator_link import CoordinatorLink
 from tfcluster.agent.tasks.output import drain, size_of
 from tfcluster.agent.tasks.task import Task
 

@@ -19,8 +19,8 @@ from tfcluster.agent import Any
 from tfcluster.agent import catalogue as msg
 from tfcluster.agent.error_text import describe_error
 from tfcluster.agent.guard import Recorder
+from tfcluster.agent.net.coordinator_link import CoordinatorLink
 from tfcluster.agent.net.listener import NUMBER, read_message
-from tfcluster.agent.net.session import CoordinatorLink
 from tfcluster.agent.processes import IS_LINUX, signal_group, start_time
 from tfcluster.agent.tasks.output import open_pipe
 from tfcluster.agent.tasks.task import environment, fork_and_exec
@@ -28,7 +28,7 @@ from tfcluster.agent.tasks.task import environment, fork_and_exec
 _ANSWER_S = 2.0
 """The time for an answer: a fork takes milliseconds, and the agent waits for it."""
 _ROOM = {"TFCLUSTER_ROOM": "_" * 400}
-"""Space in the environment, where each fork writes its `stray_processes.marks` (`preload.ROOM`)."""
+"""Space in the environment, where each fork (`forked_task`) writes its `stray_processes.marks`."""
 _MAX_OUTPUT = 64 << 10
 """The bytes of the imports' output that each task prints again."""
 
@@ -172,15 +172,15 @@ class Preloader:
             last_line = self._output.decode(errors="replace").strip().rpartition("\n")[2]
             self._give_up(str(report.get("why") or last_line or "no output"))
 
-    def _give_up(self, why: str) -> None:
+    def _give_up(self, failure: str) -> None:
         self._end()
-        self._report_failure(why)
+        self._report_failure(failure)
 
-    def _report_failure(self, why: str) -> None:
+    def _report_failure(self, failure: str) -> None:
         """Report a failure once: it would be the same for the next task."""
-        if why not in self._reported:
-            self._reported.add(why)
-            self._link.send(msg.PreloadFailed(error=why))
+        if failure not in self._reported:
+            self._reported.add(failure)
+            self._link.send(msg.PreloadFailed(error=failure))
 
     def _end(self) -> None:
         self.is_ready = False

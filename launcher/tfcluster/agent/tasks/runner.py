@@ -18,7 +18,7 @@ from tfcluster.agent.error_text import describe_error
 from tfcluster.agent.foreign_json import parse_json_object
 from tfcluster.agent.guard import Recorder
 from tfcluster.agent.message_fields import replace
-from tfcluster.agent.net.session import CoordinatorLink
+from tfcluster.agent.net.coordinator_link import CoordinatorLink
 from tfcluster.agent.node.limits import OomDetector
 from tfcluster.agent.processes import catches, kill_descendants, signal_group
 from tfcluster.agent.tasks import stacks, stray_processes

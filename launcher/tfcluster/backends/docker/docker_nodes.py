@@ -93,7 +93,7 @@ class DockerNodes(Nodes):
                 self.run.relayed_agent(node.name, token),
                 container_socket=relayed.container_socket_name(self.run.run_id, node.name),
             )
-            link = await relayed.connect(argv, config, place=container)
+            link = await relayed.connect(argv, config, container=container)
         except relayed.Unreached as error:
             await container.explain()
             await container.end()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfcluster.backends.jobs import Obstacle, Outlook, Submission
 from tfcluster.backends.kubernetes import run_objects
-from tfcluster.backends.kubernetes.kube_client import Cluster, KubeError, Object, reach
+from tfcluster.backends.kubernetes.kube_client import KubeCluster, KubeError, Object, reach
 from tfcluster.errors import SetupError, join_first
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def _judge_version(version: Object) -> Iterator[Obstacle]:
 class Survey:
     """The questions to one cluster about one run, and what could not be read."""
 
-    def __init__(self, cluster: Cluster, settings: Kubernetes, *, tasks: int) -> None:
+    def __init__(self, cluster: KubeCluster, settings: Kubernetes, *, tasks: int) -> None:
         self.cluster, self.settings, self.tasks = cluster, settings, tasks
         self.unread: set[str] = set()
         """The kinds of objects that this user may not read."""

@@ -41,7 +41,7 @@ _DAMAGED: Final = (OSError, ValueError, LookupError, TypeError, AttributeError, 
 _READ_AGAIN_S: Final = 300.0
 """Seconds after which a kubeconfig is read again: a token in a file may have been renewed."""
 _NAME: Final = re.compile(r"(.+)/([^/ ]+?)(?: \(context (.+)\))?")
-"""The form of `Cluster.name`."""
+"""The form of `KubeCluster.name`."""
 
 _GROUPS = {
     "apps": "apps/v1",
@@ -86,7 +86,7 @@ class Access:
     """The kubeconfig's context that leads here; None around a pod."""
 
 
-def reach(settings: Settings, *, patience_s: float = 10.0) -> Cluster:
+def reach(settings: Settings, *, patience_s: float = 10.0) -> KubeCluster:
     """Return the cluster of `settings`: the pod's own one in a coordinator's pod, else that of the
     kubeconfig's context, else the pod's own one.
 
@@ -110,7 +110,9 @@ def reach(settings: Settings, *, patience_s: float = 10.0) -> Cluster:
             fix="`kubectl config get-contexts` lists those of the kubeconfig (KUBECONFIG, else"
             " ~/.kube/config); runtime.kubernetes.context chooses one",
         ) from None
-    return Cluster(access, namespace=settings.namespace or access.namespace, patience_s=patience_s)
+    return KubeCluster(
+        access, namespace=settings.namespace or access.namespace, patience_s=patience_s
+    )
 
 
 class _NoContextError(Exception):
@@ -187,8 +189,8 @@ def _forget() -> None:
 os.register_at_fork(after_in_child=_forget)
 
 
-def reach_again(name: str, *, patience_s: float) -> Cluster:
-    """Return the cluster that was called `name` (`Cluster.name`).
+def reach_again(name: str, *, patience_s: float) -> KubeCluster:
+    """Return the cluster that was called `name` (`KubeCluster.name`).
 
     If its context does not lead there any more, any other context that does is used. Raises
     SetupError where none does.
@@ -225,7 +227,7 @@ def _context_names(namespace: str | None) -> Iterator[str]:
 
 
 def _places() -> str:
-    """Return the places of kubeconfigs (kubernetes.io: Organizing Cluster Access)."""
+    """Return the places of kubeconfigs (kubernetes.io: Organizing KubeCluster Access)."""
     return os.environ.get("KUBECONFIG", os.path.expanduser("~/.kube/config"))
 
 
@@ -253,7 +255,7 @@ class KubeSilentError(KubeError):
     """The API server did not answer in time: what the request did is not known."""
 
 
-class Cluster:
+class KubeCluster:
     """One namespace of a cluster.
 
     A path is relative to the namespace (``pods``, ``pods/NAME``, ``batch/jobs/NAME``,
@@ -460,7 +462,7 @@ class _Unanswered(Exception):
         self.was_not_sent = was_not_sent
 
 
-async def soon(function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+async def in_thread(function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
     """Call a blocking method of a cluster without blocking the event loop."""
     import asyncio  # a submission does without
 
@@ -515,7 +517,9 @@ def _status(answer: bytes) -> Object:
     return status if isinstance(status, dict) else {}
 
 
-def _refusal(cluster: Cluster, method: str, what: str, status: int, answer: Object) -> KubeError:
+def _refusal(
+    cluster: KubeCluster, method: str, what: str, status: int, answer: Object
+) -> KubeError:
     """Return the error for an answer, in words a user of tfcluster can act on."""
     message, reason = (str(answer.get(key, "")) for key in ("message", "reason"))
     verb, namespace, fix = _VERBS[method], cluster.namespace, ""

@@ -1,13 +1,13 @@
 """`KubeNodes`: one pod per task, which StatefulSets make, and the coordinator counts and reaches.
 
 The coordinator is a pod of the run's Job. It gives the StatefulSets their pods and takes them away,
-all at once; their controller replaces a pod that is lost. A task's pod has a seat as its first
-program (`agent.containers.pod_seat`), which starts what the coordinator sends. The coordinator
-connects to it directly, and does not notice that the API server or a kubelet is away.
+all at once; their controller replaces a pod that is lost. A task's pod has an exec server as its
+first program (`agent.containers.exec_server`), which starts what the coordinator sends. The
+coordinator connects to it directly, and does not notice that the API server or a kubelet is away.
 
-A kubelet starts the container of a killed seat again, in the same pod: what the seat there says is
-alive, is all that lives. Two pods never have one name, so a pod whose kubelet is silent keeps its
-name until its agent's lease is over; then the coordinator removes it by force.
+A kubelet starts the container of a killed exec server again, in the same pod: what that server says
+is alive, is all that lives. Two pods never have one name, so a pod whose kubelet is silent keeps
+its name until its agent's lease is over; then the coordinator removes it by force.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from functools import partial
 from pathlib import Path, PurePath
 from typing import Any, Final, ParamSpec, Self, TypeVar
 
-from tfcluster.agent.containers.pod_seat import PORT
+from tfcluster.agent.containers.exec_server import PORT
 from tfcluster.agent.error_text import describe_error
 from tfcluster.agent.message_fields import replace
 from tfcluster.backends import relayed
 from tfcluster.backends.base import Nodes, RunContext
-from tfcluster.backends.kubernetes import port_forward, reasons, run_objects, seat_client
+from tfcluster.backends.kubernetes import exec_client, port_forward, reasons, run_objects
 from tfcluster.backends.kubernetes.kube_client import (
     JOB_VARIABLE,
-    Cluster,
+    KubeCluster,
     KubeError,
     KubeSilentError,
+    in_thread,
     reach,
     reach_again,
-    soon,
     to_the_end,
 )
 from tfcluster.backends.kubernetes.leadership import Leadership
 from tfcluster.backends.kubernetes.reasons import has_terminated
 from tfcluster.backends.kubernetes.run_objects import ROLE, RUN, TASKS, PodRun
 from tfcluster.backends.kubernetes.submitted.kube_package import extract_files
-from tfcluster.backends.kubernetes.task_pods import Clock, Outcome, TaskPod, Wait, list_refusals
+from tfcluster.backends.kubernetes.task_pods import Clock, TaskPod, Wait, WaitResult, list_refusals
 from tfcluster.backends.relayed import STARTER
 from tfcluster.errors import NodeLostError, SetupError, join_first
 from tfcluster.node_loss import LossNature
@@ -53,7 +53,7 @@ from tfcluster.wire.agent_link import SILENCE_S, AgentLink
 _PATIENCE_S: Final = 30.0
 _POLL_S: Final = 0.3
 _RESOLVE_S, _DIAL_S, _REDIAL_S = 30.0, 60.0, 15.0
-"""Seconds for the name of a pod, the seat of a new pod, and the seat of one that was reached."""
+"""Seconds for the name of a pod, the server of a new pod, and that of one that was reached."""
 _END_S: Final = 30.0
 _KILL_S: Final = 3.0
 _LOSS_PAUSE_S, _PLACE_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0, 600.0
@@ -74,8 +74,8 @@ with tarfile.open(fileobj=sys.stdout.buffer, mode="w|", format=tarfile.PAX_FORMA
 """The program that sends a folder of a pod."""
 
 
-class _SilentSeatError(NodeLostError):
-    """The seat of a pod that is said to run does not answer."""
+class _SilentServerError(NodeLostError):
+    """The exec server of a pod that is said to run does not answer."""
 
 
 class KubeNodes(Nodes):
@@ -100,11 +100,11 @@ class KubeNodes(Nodes):
         self._agents: dict[str, Mapping[str, Any] | None] = {}
         """Node → identity of the last agent reached there."""
         self._is_open = False
-        self._cluster: Cluster
+        self._cluster: KubeCluster
 
     async def __aenter__(self) -> Self:
         """Have the pods and wait until all run. Raises SetupError."""
-        self._cluster = await soon(reach, self._settings, patience_s=_PATIENCE_S)
+        self._cluster = await in_thread(reach, self._settings, patience_s=_PATIENCE_S)
         self.allocation = f"{self._name} in the namespace {self._cluster.namespace}"
         self.hosts = {node.name: self._pod_run.host(node.name) for node in self.planned}
         try:
@@ -142,7 +142,7 @@ class KubeNodes(Nodes):
             pod = self._pods[node.name]
             try:
                 link = await self._dial(node, pod, token)
-            except _SilentSeatError:
+            except _SilentServerError:
                 if pod.uid not in self._held or not self._may_remove(pod.uid):
                     raise
                 await pod.force()
@@ -175,22 +175,22 @@ class KubeNodes(Nodes):
     async def fetch_left(
         cls, node: NodePlan, run_id: str, folder: PurePath, into: Path, *, endpoint: str
     ) -> None:
-        """Copy from a pod that was kept, through its seat and the API server."""
-        place = await soon(reach_again, endpoint, patience_s=_PATIENCE_S)
+        """Copy from a pod that was kept, through its exec server and the API server."""
+        place = await in_thread(reach_again, endpoint, patience_s=_PATIENCE_S)
         name = run_objects.object_name(run_id)
-        if await soon(place.find, f"pods/{name}-{node.name}") is None:
+        if await in_thread(place.find, f"pods/{name}-{node.name}") is None:
             raise NodeLostError(f"the cluster has no pod of {node.name} any more")
-        secret = await soon(place.get, f"secrets/{name}")
+        secret = await in_thread(place.get, f"secrets/{name}")
         token = base64.b64decode(secret["data"][run_objects.TOKEN])
         try:
-            await soon(_fetch, place, f"{name}-{node.name}", token, str(folder), into)
+            await in_thread(_fetch, place, f"{name}-{node.name}", token, str(folder), into)
         except (OSError, tarfile.TarError) as error:
             raise NodeLostError(
                 f"the pod {name}-{node.name} does not send its files: {describe_error(error)}"
             ) from error
 
     async def _dial(self, node: NodePlan, pod: TaskPod, token: str) -> AgentLink:
-        """Connect to the agent in a pod; the seat of one that has just started may not listen."""
+        """Connect to the agent in a pod; the server of one that has just started may not listen."""
         had_agent = pod.uid in self._held
         argv = await self._argv(node, pod)
         config = self.run.relayed_agent(node.name, token)
@@ -201,12 +201,12 @@ class KubeNodes(Nodes):
             try:
                 if had_agent:
                     await self._clear(pod)
-                return await relayed.connect(argv, config, place=pod)
+                return await relayed.connect(argv, config, container=pod)
             except ConnectionError as error:
                 await pod.explain()
                 if pod.loss or self._clock.now() >= until:
                     where = f"kubectl -n {self._cluster.namespace} describe pod {pod.name}"
-                    raise _SilentSeatError(
+                    raise _SilentServerError(
                         f"cannot be reached: {pod.loss or error}",
                         fix=f"`{where}` shows more",
                         node=node.name,
@@ -243,7 +243,7 @@ class KubeNodes(Nodes):
                 await self._scale(up=False)
             await self._clock.sleep(wait_s)
 
-    async def _wait_for(self, nodes: Sequence[NodePlan]) -> Outcome:
+    async def _wait_for(self, nodes: Sequence[NodePlan]) -> WaitResult:
         """Have the controllers make the pods, and wait until those of `nodes` run."""
         events = await self._persist(partial(list_refusals, self._cluster, self._name))
         if not self._is_open:
@@ -264,7 +264,7 @@ class KubeNodes(Nodes):
         return await wait.until_running()
 
     def _check_limits(
-        self, nodes: Sequence[NodePlan], outcome: Outcome, began: float, faults: int
+        self, nodes: Sequence[NodePlan], outcome: WaitResult, began: float, faults: int
     ) -> None:
         """Raise SetupError if pods are lost too often, or a lost one has no successor in time."""
         deadline_s = self._deadline_s if self._is_open else None
@@ -294,7 +294,7 @@ class KubeNodes(Nodes):
 
     async def _ask(self, method: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
         """Return what the API server answers to one request, however long it is away."""
-        return await self._persist(lambda: to_the_end(soon(method, *args, **kwargs)))
+        return await self._persist(lambda: to_the_end(in_thread(method, *args, **kwargs)))
 
     async def _persist(self, work: Callable[[], Awaitable[_T]]) -> _T:
         """Return what `work` returns, done again while the API server is away."""
@@ -310,7 +310,7 @@ class KubeNodes(Nodes):
         address = await self._address(pod)
         await self._await_name(self.hosts[node.name], address)
         argv = ["python", "-I", "-S", "-c", STARTER]
-        return seat_client.address_argv(f"{address}:{PORT}", _TOKEN, argv)
+        return exec_client.address_argv(f"{address}:{PORT}", _TOKEN, argv)
 
     async def _address(self, pod: TaskPod) -> str:
         known = await self._ask(self._cluster.find, f"pods/{pod.name}") or {}
@@ -323,15 +323,15 @@ class KubeNodes(Nodes):
         address = await self._address(pod)
 
         def clear() -> None:
-            connection = seat_client.connect(f"{address}:{PORT}")
+            connection = exec_client.connect(f"{address}:{PORT}")
             argv, token = ["python", "-I", "-S", "-c", ""], _TOKEN.read_bytes().strip()
-            with seat_client.SeatProcess(
+            with exec_client.PodProcess(
                 connection, token, argv, timeout_s=_END_S, is_alone=True
             ) as process:
                 if why := process.finish():
                     raise ConnectionError(why)
 
-        await soon(clear)
+        await in_thread(clear)
 
     async def _await_name(self, host: str, address: str) -> None:
         """Wait until the cluster's DNS knows the newest pod of this name."""
@@ -361,7 +361,7 @@ class KubeNodes(Nodes):
                     f" {self._settings.collect_s / 3600:.3g} h: {names}"
                 )
             else:
-                await soon(scale, self._cluster, self.run.run_id, up=False)
+                await in_thread(scale, self._cluster, self.run.run_id, up=False)
                 await self._await_end()
         except SetupError as error:
             self.run.warn_at_end(f"objects of {self._name} may be left: {error.message}")
@@ -369,7 +369,7 @@ class KubeNodes(Nodes):
     async def _await_end(self) -> None:
         """Wait until kubelets have ended all pods; remove their objects, which they would keep."""
         until = self._clock.now() + _END_S
-        while pods := await soon(self._cluster.list, "pods", labels=self._labels):
+        while pods := await in_thread(self._cluster.list, "pods", labels=self._labels):
             for pod in pods:
                 if has_terminated(pod):
                     await TaskPod(self._cluster, pod).force()
@@ -382,7 +382,7 @@ class KubeNodes(Nodes):
             await self._clock.sleep(_POLL_S)
 
 
-def _fetch(place: Cluster, pod: str, token: bytes, folder: str, into: Path) -> None:
+def _fetch(place: KubeCluster, pod: str, token: bytes, folder: str, into: Path) -> None:
     """Copy a folder of a pod, in which all processes are ended before.
 
     Raises OSError and tarfile.TarError unless all has arrived.
@@ -395,7 +395,7 @@ def _fetch(place: Cluster, pod: str, token: bytes, folder: str, into: Path) -> N
             raise OSError(why)
 
 
-def scale(cluster: Cluster, run_id: str, *, up: bool) -> None:
+def scale(cluster: KubeCluster, run_id: str, *, up: bool) -> None:
     """Have the StatefulSets of a run make all their pods, or none. Raises SetupError."""
     labels = {RUN: run_objects.run_labels(run_id)[RUN], ROLE: "task"}
     for made in cluster.list("apps/statefulsets", labels=labels):

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, NoReturn
 
-from tfcluster.backends.kubernetes.kube_client import Cluster, KubeError, Object
+from tfcluster.backends.kubernetes.kube_client import KubeCluster, KubeError, Object
 from tfcluster.backends.kubernetes.reasons import is_over
 
 LEADER: Final = "tfcluster.dev/leader"
@@ -36,7 +36,7 @@ def _end(why: str) -> NoReturn:
 class Leadership:
     """The lead of the run of `job`, as the coordinator in `pod` sees it. All methods block."""
 
-    cluster: Cluster
+    cluster: KubeCluster
     job: str
     pod: str = field(default_factory=socket.gethostname)
     lose: Callable[[str], NoReturn] = _end

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tfcluster.spec.model import ClusterSpec
 
 _UIDS = re.compile(r"\d{1,10}(:\d{1,10})?", re.ASCII)
-_VOLUMES = ("runtime", "kubernetes", "volumes")
+_VOLUMES = "runtime.kubernetes.volumes"
 
 
 def find_mistakes(spec: ClusterSpec) -> Iterator[Mistake]:
@@ -54,9 +54,9 @@ def _check_folders(runtime: Runtime, checkpoints: Checkpoints) -> Iterator[Mista
         if not folder.startswith("/"):
             fix = "write the absolute path of a folder in the pods"
             message = f"pods do not see this machine's folder {shorten(folder)}"
-            yield Mistake(path, message, f"{fix}, on a volume of {'.'.join(_VOLUMES)}")
+            yield Mistake(path, message, f"{fix}, on a volume of {_VOLUMES}")
         elif path == ("checkpoints", "dir") and not _is_mounted(runtime, folder):
-            fix = f"mount a shared volume there: {'.'.join(_VOLUMES)}"
+            fix = f"mount a shared volume there: {_VOLUMES}"
             yield Mistake(path, f"no volume of the pods is mounted at {shorten(folder)}", fix)
 
 

@@ -19,10 +19,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from tfcluster.agent import foreign_json
-from tfcluster.agent.containers.pod_seat import PORT
+from tfcluster.agent.containers.exec_server import PORT
 from tfcluster.agent.error_text import describe_error
-from tfcluster.backends.kubernetes.kube_client import Cluster
-from tfcluster.backends.kubernetes.seat_client import SeatProcess
+from tfcluster.backends.kubernetes.exec_client import PodProcess
+from tfcluster.backends.kubernetes.kube_client import KubeCluster
 from tfcluster.rundir.forked_children import keep_from_children
 
 if TYPE_CHECKING:
@@ -44,20 +44,20 @@ _OUT: Final = select.POLLOUT | select.POLLHUP | select.POLLERR
 
 
 def start(
-    cluster: Cluster,
+    cluster: KubeCluster,
     pod: str,
     token: bytes,
     argv: Sequence[str],
     *,
     timeout_s: float,
     is_alone: bool = False,
-) -> SeatProcess:
-    """Start a process at the seat of a pod; see `SeatProcess`. Raises ConnectionError."""
+) -> PodProcess:
+    """Start a process at the exec server of a pod; see `PodProcess`. Raises ConnectionError."""
     port = open_port(cluster, pod, PORT)
-    return SeatProcess(port, token, argv, timeout_s=timeout_s, is_alone=is_alone)
+    return PodProcess(port, token, argv, timeout_s=timeout_s, is_alone=is_alone)
 
 
-def open_port(cluster: Cluster, pod: str, port: int) -> socket.socket:
+def open_port(cluster: KubeCluster, pod: str, port: int) -> socket.socket:
     """Return a connection to a pod's port. Raises ConnectionError."""
     import websocket
 
@@ -79,11 +79,11 @@ def open_port(cluster: Cluster, pod: str, port: int) -> socket.socket:
     except Exception as error:  # also of what signs in: a program of the kubeconfig
         opened.shutdown()
         is_answer = isinstance(error, websocket.WebSocketBadStatusException)
-        why = _refusal(error) if is_answer else describe_error(error)
-        raise ConnectionError(f"no port-forward to the pod {pod}: {why}") from None
+        reason = _refusal(error) if is_answer else describe_error(error)
+        raise ConnectionError(f"no port-forward to the pod {pod}: {reason}") from None
 
 
-def _connect(cluster: Cluster) -> socket.socket:
+def _connect(cluster: KubeCluster) -> socket.socket:
     """Return a connection to the API server as the client's pool makes it: its TLS, its proxy.
 
     The pool keeps none of it: the connection leaves HTTP.
@@ -96,8 +96,8 @@ def _connect(cluster: Cluster) -> socket.socket:
     else:
         connection.connect()
     connection.sock.settimeout(_ANSWER_S)
-    made: socket.socket = connection.sock
-    return made
+    near: socket.socket = connection.sock
+    return near
 
 
 def _carry(opened: WebSocket, pod: str) -> socket.socket:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from tfcluster.agent.containers import pod_seat
+from tfcluster.agent.containers import exec_server
 from tfcluster.plans.plan import Plan
 from tfcluster.spec.kubernetes import Kubernetes, is_label_value
 from tfcluster.spec.sections import Runtime
@@ -38,7 +38,7 @@ HOME_FOLDER: Final = "/tfcluster/home"
 """The home of a pod's processes."""
 ACCOUNT: Final = "tfcluster"
 """The name of the coordinators' ServiceAccount, its Role and its RoleBinding."""
-TOKEN, SEAT = "token", "seat.py"
+TOKEN, EXEC_SERVER = "token", "exec_server.py"
 COORDINATOR_TOKEN: Final = "coordinator-token"
 ENV_KEY: Final = "env."
 """The keys of a run's Secret; that of the secret variable X is ``env.X``."""
@@ -130,16 +130,18 @@ def with_owner(made: Object, owner: Object) -> Object:
 
 
 def secret(run: PodRun, token: str, env: Mapping[str, str], *, own_token: str = "") -> Object:
-    """Return the Secret of a run: the tokens of its seats, their program, the values of `env`.
+    """Return the Secret of a run: the tokens and the program of its exec servers, and `env`.
 
-    `token`: that of the tasks' seats. `own_token`: that of the coordinator's, which the pods of
-    tasks do not have; else a task could use the coordinator's ServiceAccount.
+    `token`: that of the tasks' exec servers. `own_token`: that of the coordinator's, which the pods
+    of tasks do not have; else a task could use the coordinator's ServiceAccount.
     """
     values = {f"{ENV_KEY}{name}": env[name].encode() for name in sorted(env)}
     tokens = {TOKEN: token.encode()} | (
         {COORDINATOR_TOKEN: own_token.encode()} if own_token else {}
     )
-    return _opaque(run, run.name, {**tokens, SEAT: Path(pod_seat.__file__).read_bytes(), **values})
+    return _opaque(
+        run, run.name, {**tokens, EXEC_SERVER: Path(exec_server.__file__).read_bytes(), **values}
+    )
 
 
 def package_name(run: PodRun, number: int) -> str:
@@ -162,7 +164,7 @@ def service(run: PodRun) -> Object:
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
             "selector": {RUN: run.labels[RUN], ROLE: "task"},
-            "ports": [{"name": "seat", "port": pod_seat.PORT, "protocol": "TCP"}],
+            "ports": [{"name": "exec", "port": exec_server.PORT, "protocol": "TCP"}],
         },
     }
 

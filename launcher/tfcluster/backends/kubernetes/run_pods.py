@@ -11,16 +11,16 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from tfcluster.agent.containers import pod_seat
+from tfcluster.agent.containers import exec_server
 from tfcluster.backends.kubernetes.kube_client import JOB_VARIABLE
 from tfcluster.backends.kubernetes.run_objects import (
     ACCOUNT,
     COORDINATOR_TOKEN,
     ENV_KEY,
+    EXEC_SERVER,
     HOME_FOLDER,
     ROLE,
     RUN,
-    SEAT,
     TASK_TYPE,
     TASKS,
     TOKEN,
@@ -48,7 +48,7 @@ _MERGED_BY: Final = {"volumeMounts": "mountPath", "ports": "containerPort"}
 
 
 def stateful_sets(run: PodRun) -> list[Object]:
-    """Return the StatefulSet of each task type; the command of its pods is the seat, which waits.
+    """Return the StatefulSet of each task type; its pods run the exec server, which waits.
 
     They begin without pods: `up` cannot know when the coordinator has a place, and pods without
     one would keep others from running. All pods of one are made at once, and a change of the
@@ -107,9 +107,9 @@ def _task_container(run: PodRun, role: str, volumes: Sequence[Object]) -> Object
     assert node.container is not None
     has_shm = SHM in [*(v["mountPath"] for v in volumes), *(v.mount for v in settings.volumes)]
     # What a container has left there counts towards the memory of the one that follows it.
-    command = [node.python, *_seat(), *([f"--empty={SHM}"] if has_shm else ())]
+    command = [node.python, *_server_argv(), *([f"--empty={SHM}"] if has_shm else ())]
     return {
-        **_seat_container(TASK_CONTAINER, node.container.image, command),
+        **_served_container(TASK_CONTAINER, node.container.image, command),
         "env": _environment(),
         "envFrom": [dict(_env_source(entry)) for entry in settings.env_from],
         "resources": _resources(settings.resources),
@@ -117,14 +117,14 @@ def _task_container(run: PodRun, role: str, volumes: Sequence[Object]) -> Object
     }
 
 
-def _seat_container(name: str, image: str, command: Sequence[str]) -> Object:
+def _served_container(name: str, image: str, command: Sequence[str]) -> Object:
     """Return the fields that the containers of tasks and of the coordinator have alike."""
     return {
         "name": name,
         "image": image,
         **_pull_policy(image),
         "command": [*command],
-        "ports": [{"name": "seat", "containerPort": pod_seat.PORT, "protocol": "TCP"}],
+        "ports": [{"name": "exec", "containerPort": exec_server.PORT, "protocol": "TCP"}],
         "securityContext": _container_security(),
     }
 
@@ -140,8 +140,8 @@ def coordinator_template(
 
     `secrets`: the names of the variables whose values the run's Secret has; they are mounted.
     `pieces`: the number of Secrets with the run's package. A kubelet lists and watches each Secret
-    of a pod, at 5 requests per second before Kubernetes 1.27. `program`: what the seat starts;
-    None: the coordinator.
+    of a pod, at 5 requests per second before Kubernetes 1.27. `program`: what the exec server
+    starts; None: the coordinator.
     """
     settings, own = run.settings, run.settings.coordinator
     keys = (f"{ENV_KEY}{name}" for name in sorted(secrets))
@@ -171,10 +171,10 @@ def _coordinator_container(
     if program is None:
         program = (*COORDINATOR, run.run_id, f"{run.settings.collect_s:g}")
     token = f"--token={RUN_FOLDER}/{COORDINATOR_TOKEN}"
-    command = ["python3", *_seat(), token, *(("--then", *program) if program else ())]
+    command = ["python3", *_server_argv(), token, *(("--then", *program) if program else ())]
     state = {JOB_VARIABLE: run.name, "TFCLUSTER_HOME": STATE_FOLDER}
     return {
-        **_seat_container(COORDINATOR_CONTAINER, own.image or run.plan.images[0], command),
+        **_served_container(COORDINATOR_CONTAINER, own.image or run.plan.images[0], command),
         "env": [*_environment(), *variables(state)],
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "resources": _resources(own.resources),
@@ -285,8 +285,8 @@ def _pull_policy(image: str) -> Object:
     return {}
 
 
-def _seat() -> tuple[str, ...]:
-    return ("-I", "-S", f"{RUN_FOLDER}/{SEAT}")
+def _server_argv() -> tuple[str, ...]:
+    return ("-I", "-S", f"{RUN_FOLDER}/{EXEC_SERVER}")
 
 
 def _environment() -> list[Object]:
@@ -315,7 +315,7 @@ def _resources(resources: PodResources) -> Object:
 
 
 def _secret_volume(run: PodRun, *more_keys: str) -> Object:
-    items = [{"key": key, "path": key} for key in (TOKEN, SEAT, *more_keys)]
+    items = [{"key": key, "path": key} for key in (TOKEN, EXEC_SERVER, *more_keys)]
     source = {"secret": {"secretName": run.name, "items": items, "defaultMode": 0o440}}
     return {"name": "tfcluster-run", "mountPath": RUN_FOLDER, "readOnly": True, **source}
 

@@ -12,11 +12,11 @@ from typing import Final
 from tfcluster.backends.base import Tell
 from tfcluster.backends.kubernetes import reasons
 from tfcluster.backends.kubernetes.kube_client import (
-    Cluster,
+    KubeCluster,
     KubeError,
     KubeSilentError,
     Object,
-    soon,
+    in_thread,
 )
 from tfcluster.backends.kubernetes.reasons import Reason, is_leaving
 from tfcluster.errors import NodeLostError, SetupError
@@ -34,11 +34,11 @@ _FAULTS = (LossNature.INFRASTRUCTURE, LossNature.SILENT)
 class TaskPod:
     """A pod with an agent; the `relayed.AgentContainer` of the agent."""
 
-    def __init__(self, cluster: Cluster, made: Object) -> None:
-        """`made`: the pod as the API server returned it."""
-        self._cluster, self._container = cluster, reasons.container_id(made)
-        self.name: str = made["metadata"]["name"]
-        self.uid: str = made["metadata"]["uid"]
+    def __init__(self, cluster: KubeCluster, pod: Object) -> None:
+        """`pod`: as the API server returned it."""
+        self._cluster, self._container = cluster, reasons.container_id(pod)
+        self.name: str = pod["metadata"]["name"]
+        self.uid: str = pod["metadata"]["uid"]
         self.loss: NodeLoss | None = None
         self._is_gone = self._leaves_orderly = False
         """`_leaves_orderly`: its deletion waits for the kubelet, which ends its processes first."""
@@ -75,7 +75,7 @@ class TaskPod:
 
     async def _find(self) -> Object | None:
         """Return the pod, and note whether the processes of its agent have ended."""
-        pod = await soon(self._cluster.find, f"pods/{self.name}")
+        pod = await in_thread(self._cluster.find, f"pods/{self.name}")
         if pod is not None and pod["metadata"]["uid"] != self.uid:
             pod = None
         if pod is None:
@@ -88,9 +88,9 @@ class TaskPod:
         return pod
 
 
-async def _remove(cluster: Cluster, name: str, uid: str, *, grace_s: int = 0) -> None:
+async def _remove(cluster: KubeCluster, name: str, uid: str, *, grace_s: int = 0) -> None:
     try:
-        await soon(cluster.delete, f"pods/{name}", grace_s=grace_s, uid=uid)
+        await in_thread(cluster.delete, f"pods/{name}", grace_s=grace_s, uid=uid)
     except KubeError as error:
         if not error.is_conflict:  # else it is another pod of that name
             raise
@@ -106,7 +106,7 @@ class Clock:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class WaitResult:
     """The end of a wait for pods."""
 
     running: Mapping[str, Object] = field(default_factory=dict)
@@ -123,7 +123,7 @@ class Outcome:
 class Wait:
     """The wait until pods run, which their controllers make, and make again if they are lost."""
 
-    cluster: Cluster
+    cluster: KubeCluster
     labels: Mapping[str, str]
     """The labels of the run's pods, by which they are listed at once."""
     run: str
@@ -155,7 +155,7 @@ class Wait:
     def __post_init__(self) -> None:
         self._started = self._explained_at = self.clock.now()
 
-    async def until_running(self) -> Outcome:
+    async def until_running(self) -> WaitResult:
         """Wait, and `say` why they do not run. Raises SetupError for a pod that never will."""
         while True:
             began = self.clock.now()
@@ -168,35 +168,37 @@ class Wait:
             waited_s = self.clock.now() - self._started
             await self.clock.sleep(min(max(_POLL_S, waited_s / 30), _LONGEST_POLL_S))
 
-    async def _check(self) -> Outcome | None:
-        listed = await soon(self.cluster.list, "pods", labels=self.labels)
-        found = {each["metadata"]["name"]: each for each in listed}
-        waiting = [name for name in sorted(self.names) if not _is_running(found.get(name))]
+    async def _check(self) -> WaitResult | None:
+        listed = await in_thread(self.cluster.list, "pods", labels=self.labels)
+        pods = {each["metadata"]["name"]: each for each in listed}
+        waiting = [name for name in sorted(self.names) if not _is_running(pods.get(name))]
         if not waiting:
-            return Outcome({name: found[name] for name in self.names})
-        if (lost := await self._clear_away(found, waiting)) is not None:
+            return WaitResult({name: pods[name] for name in self.names})
+        if (lost := await self._clear_away(pods, waiting)) is not None:
             return lost
         now = self.clock.now()
-        unplaced = [name for name in waiting if not _has_node(found.get(name))]
+        unplaced = [name for name in waiting if not _has_node(pods.get(name))]
         is_late = self.deadline_s is not None and now - self._started >= self.deadline_s
         if not ((is_late and unplaced) or now >= self._explained_at + _EXPLAIN_S):
             return None
         self._explained_at = now
         first = (unplaced or waiting)[0]  # the others wait for the same, as a rule
-        reason = await self._explain(first, found.get(first))
-        is_refused = bool(reason) and unplaced != [] and unplaced[0] not in found
+        reason = await self._explain(first, pods.get(first))
+        is_refused = bool(reason) and unplaced != [] and unplaced[0] not in pods
         if is_refused or (is_late and unplaced):
-            return Outcome(reason=reason or f"{unplaced[0]} has no node", is_unplaced=True)
+            return WaitResult(reason=reason or f"{unplaced[0]} has no node", is_unplaced=True)
         return None
 
-    async def _clear_away(self, found: Mapping[str, Object], waiting: list[str]) -> Outcome | None:
+    async def _clear_away(
+        self, pods: Mapping[str, Object], waiting: list[str]
+    ) -> WaitResult | None:
         """Remove the objects of pods that are over, for which their successors wait.
 
         Return the outcome if another pod is lost. Raises NodeLostError for one that may still run.
         """
         is_first, lost = not self._seen, list[tuple[str, str, Object | None]]()
         for name in waiting:
-            pod, former = found.get(name), self._seen.get(name)
+            pod, former = pods.get(name), self._seen.get(name)
             uid = "" if pod is None else pod["metadata"]["uid"]
             if former not in (None, uid) and former not in self._leaving:
                 lost.append((name, former, None))
@@ -210,17 +212,17 @@ class Wait:
                 self._leaving.setdefault(uid, self.clock.now())
                 lost += [(name, uid, pod)] if is_new and not is_first else []
                 await self._bury(pod)
-        self._seen |= {name: pod["metadata"]["uid"] for name, pod in found.items()}
+        self._seen |= {name: pod["metadata"]["uid"] for name, pod in pods.items()}
         if not lost:
             return None
         name, uid, pod = lost[0]
         reason = await explain(self.cluster, uid, pod)
         if self.is_first:
             _require_hope(name, reason)
-        why = f"{name}: {reason or 'it was lost'}"
-        self._tell(why)
+        loss = f"{name}: {reason or 'it was lost'}"
+        self._tell(loss)
         is_fault = reason is not None and reason.nature in _FAULTS
-        return Outcome(reason=why, is_fault=is_fault)
+        return WaitResult(reason=loss, is_fault=is_fault)
 
     async def _end_crashing(self, pod: Object) -> None:
         """End a pod whose container ends again and again: in a new one it starts at once, and a
@@ -242,8 +244,8 @@ class Wait:
             self._started = now  # from now on its successor looks for a place
         elif lasted_s >= _GONE_S and not (self.is_first or self.may_remove(uid)):
             reason = await explain(self.cluster, uid, pod)
-            why = reason.loss_of(name) if reason else "its kubelet has not reported its end"
-            raise NodeLostError(f"{self.names[name]} may still run: {why}")
+            loss = reason.loss_of(name) if reason else "its kubelet has not reported its end"
+            raise NodeLostError(f"{self.names[name]} may still run: {loss}")
 
     async def _explain(self, name: str, pod: Object | None) -> str:
         """Say why a pod waits; raise SetupError if another one would, too."""
@@ -281,21 +283,21 @@ def _require_hope(pod: str, reason: Reason | None) -> None:
 
 
 async def explain(
-    cluster: Cluster, uid: str, pod: Object | None, container: str = ""
+    cluster: KubeCluster, uid: str, pod: Object | None, container: str = ""
 ) -> Reason | None:
     """Return why a pod does not run or does not answer, or None. Raises SetupError.
 
     `container`: the one whose end counts, although the kubelet may have started another one.
     """
-    events = await soon(cluster.list, "events", fieldSelector=f"involvedObject.uid={uid}")
-    found = None if pod is None else reasons.as_it_ended(pod, container)
-    return reasons.explain(found, events)
+    events = await in_thread(cluster.list, "events", fieldSelector=f"involvedObject.uid={uid}")
+    ended_pod = None if pod is None else reasons.as_it_ended(pod, container)
+    return reasons.explain(ended_pod, events)
 
 
-async def list_refusals(cluster: Cluster, run: str) -> list[Object]:
+async def list_refusals(cluster: KubeCluster, run: str) -> list[Object]:
     """Return the events about pods of a run that the API server did not accept."""
     selector = "involvedObject.kind=StatefulSet,reason=FailedCreate"
-    events = await soon(cluster.list, "events", fieldSelector=selector)
+    events = await in_thread(cluster.list, "events", fieldSelector=selector)
     return [each for each in events if each["involvedObject"]["name"].startswith(f"{run}-")]
 
 

@@ -78,9 +78,9 @@ class Switch:
 
     def _new_namespace(self) -> int:
         new_network()
-        made = open_network()
+        namespace = open_network()
         enter_namespace(self._own)
-        return made
+        return namespace
 
     def _plug(self, node: str, address: str, port: str, shape: Mapping[str, float]) -> None:
         namespace = self._namespaces[node]

@@ -16,7 +16,7 @@ PATIENCE_S = 30.0
 _SILENT = re.compile(
     r"Unable to contact slurm controller|Unable to connect|Connection refused"
     r"|Socket timed out|Connection timed out|Zero Bytes were transmitted|controller not responding"
-    r"|Resource temporarily unavailable|in standby mode|has not answered|authentication error",
+    r"|Resource temporarily unavailable|in standby mode|authentication error",
     re.IGNORECASE,
 )
 _NOISE = re.compile(
@@ -24,6 +24,7 @@ _NOISE = re.compile(
     r"(?:(?:Batch job submission failed|Job submit/allocate failed|allocation failure"
     r"|Unable to allocate resources|slurm_load_\w+(?: error)?): )?(?:Try \".*)?"
 )
+_PING = "`scontrol ping` shows whether slurmctld runs; try again when it does"
 _SINFO = "`sinfo -N -l` lists the nodes"
 _FIXES = (
     (
@@ -39,10 +40,7 @@ _FIXES = (
         "cannot stat file|process configuration|configuration source",
         "start it on a login node of the cluster, or name its slurm.conf in SLURM_CONF",
     ),
-    (
-        "Unable to contact|timed out|has not answered|refused",
-        "`scontrol ping` shows whether slurmctld runs; try again when it does",
-    ),
+    ("Unable to contact|timed out|refused", _PING),
     ("invalid partition", "`sinfo` lists the partitions: --set runtime.slurm.partition=NAME"),
     (
         "[Pp]artition not available|group not permitted|not permitted to use this partition",
@@ -143,7 +141,11 @@ def ask(
         raise SetupError(f"{what}: there is no {argv[0]} on this machine", fix=fix) from None
     except subprocess.TimeoutExpired as error:
         said = error.stderr.decode(errors="replace") if isinstance(error.stderr, bytes) else ""
-        raise refusal(what, said or f"slurmctld has not answered for {patience_s:.0f} s") from None
+        if said:
+            raise refusal(what, said) from None
+        late = SlurmSilentError(what, f"slurmctld has not answered for {patience_s:.0f} s")
+        late.fix = _PING
+        raise late from None
     if done.returncode == 0:
         return done.stderr if reads_stderr else done.stdout
     raise refusal(what, done.stderr or done.stdout)
@@ -154,6 +156,6 @@ def refusal(what: str, stderr: str) -> SlurmError:
     return (SlurmSilentError if _SILENT.search(stderr) else SlurmError)(what, stderr)
 
 
-async def ask_soon(*argv: str, what: str, patience_s: float = PATIENCE_S) -> str:
+async def ask_in_thread(*argv: str, what: str, patience_s: float = PATIENCE_S) -> str:
     """Return what `ask` returns, while the loop goes on."""
     return await asyncio.to_thread(ask, *argv, what=what, patience_s=patience_s)

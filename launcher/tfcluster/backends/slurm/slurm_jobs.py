@@ -208,6 +208,12 @@ def find(endpoint: str, run_id: str | None, *, patience_s: float) -> Mapping[str
 
     `endpoint` is the cluster.
     """
+    left = _left(endpoint, run_id, patience_s=patience_s)
+    return {run: [f"job {job}" for job in jobs] for run, jobs in left.items()}
+
+
+def _left(endpoint: str, run_id: str | None, *, patience_s: float) -> Mapping[str, list[str]]:
+    """Return run → the ids of its jobs that Slurm still has."""
     if (here := cluster(endpoint, patience_s=patience_s)) != endpoint:
         raise SilentError(f"this machine belongs to the cluster {here}")
     left: dict[str, list[str]] = {}
@@ -215,14 +221,13 @@ def find(endpoint: str, run_id: str | None, *, patience_s: float) -> Mapping[str
         is_left = row.folder is not None and not is_live_job(row.folder)
         is_meant = run_id == row.run_id or (run_id is None and is_left)
         if is_meant and row.state.phase is not JobPhase.OVER:
-            left.setdefault(row.run_id, []).append(f"job {row.job}")
+            left.setdefault(row.run_id, []).append(row.job)
     return left
 
 
 def remove(endpoint: str, run_id: str) -> str:
     """Cancel the run's job."""
-    for names in find(endpoint, run_id, patience_s=10.0).values():
-        jobs = (name.removeprefix("job ") for name in names)
+    for jobs in _left(endpoint, run_id, patience_s=10.0).values():
         try:
             ask("scancel", *jobs, what="scancel fails")
         except SlurmError as error:

@@ -24,7 +24,7 @@ from tfcluster.backends.slurm import JOB, NODES, OF_CLUSTER
 from tfcluster.backends.slurm.slurm_commands import (
     SlurmError,
     SlurmSilentError,
-    ask_soon,
+    ask_in_thread,
     parse_pairs,
     plain,
 )
@@ -86,16 +86,16 @@ class SlurmNodes(RelayedNodes):
                 fix=f"allocate {wanted} nodes, or leave out runtime.slurm.tasks_per_node:"
                 " the tasks then share the nodes",
             )
-        own = [node.name for node in self.planned]
-        self._names = dict(zip(own, names, strict=False))
+        planned = (node.name for node in self.planned)
+        self._names = dict(zip(planned, names, strict=False))
         self.hosts = {node: names[name] for node, name in self._names.items()}
         return self
 
     async def connect(self, node: NodePlan, *, token: str, is_fenced: bool = False) -> AgentLink:
-        at = replace(node, destination=self._names[node.name])
+        step = replace(node, destination=self._names[node.name])
         if node.name in self._agents:  # during the run, in which slurmctld may be restarted
-            await self._await_controller(f"{at.destination} has to wait for a new agent")
-        return await super().connect(at, token=token, is_fenced=is_fenced)
+            await self._await_controller(f"{step.destination} has to wait for a new agent")
+        return await super().connect(step, token=token, is_fenced=is_fenced)
 
     def configure(self, node: NodePlan, config: AgentConfig) -> AgentConfig:
         """Name the job that is queued again if the node of this coordinator is lost."""
@@ -111,7 +111,7 @@ class SlurmNodes(RelayedNodes):
         is_said = False
         while True:
             try:
-                await ask_soon("scontrol", "show", "job", os.environ[JOB], what=what)
+                await ask_in_thread("scontrol", "show", "job", os.environ[JOB], what=what)
             except SlurmSilentError as error:
                 if not is_said:
                     self.run.tell(error.message)
@@ -142,7 +142,7 @@ class SlurmNodes(RelayedNodes):
 
     @classmethod
     def fix(cls, node: NodePlan, error: Unreached) -> str:
-        fixes = (fix for pattern, fix in _FIXES if re.search(pattern, str(error)))
+        fixes = (fix for pattern, fix in _FIXES if re.search(pattern, error.stderr))
         return next(fixes, "see `scontrol show node {node}`").format(node=node.destination)
 
 
@@ -152,8 +152,10 @@ async def find_nodes(environ: Mapping[str, str]) -> dict[str, str]:
     The address is the one by which Slurm's own daemons reach the node. Raises SetupError.
     """
     what = f"cannot list the nodes of job {environ[JOB]}"
-    listed = await ask_soon("scontrol", "show", "hostnames", environ[NODES], what=what)
+    listed = await ask_in_thread("scontrol", "show", "hostnames", environ[NODES], what=what)
     names = listed.split()
-    shown = await ask_soon("scontrol", "show", "node", "--oneliner", ",".join(names), what=what)
+    shown = await ask_in_thread(
+        "scontrol", "show", "node", "--oneliner", ",".join(names), what=what
+    )
     nodes = {pairs.get("NodeName"): pairs for pairs in map(parse_pairs, shown.splitlines())}
     return {name: nodes.get(name, {}).get("NodeAddr") or name for name in names}

@@ -92,7 +92,7 @@ class SshNodes(RelayedNodes):
 
     @classmethod
     def fix(cls, node: NodePlan, error: Unreached) -> str:
-        fixes = (fix for pattern, fix in _FIXES if re.search(pattern, str(error), re.MULTILINE))
+        fixes = (fix for pattern, fix in _FIXES if re.search(pattern, error.stderr, re.MULTILINE))
         fix = _FAULTS[error.fault] if error.fault else next(fixes, "see `ssh -v {to}`")
         return fix.format(to=node.destination or node.name, name=node.name)
 

@@ -9,7 +9,6 @@ has event files of its own. A restart goes on in the same folder.
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import struct
 import time
@@ -17,6 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from tfcluster.agent.error_text import reason_of
+from tfcluster.checkpoints.damage import masked_crc32c
 from tfcluster.plans.plan import Plan, TaskId
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.events import Event
@@ -209,22 +209,5 @@ def _float32(value: float) -> bytes:
     return struct.pack("<f", value if value != value else max(-largest, min(largest, value)))
 
 
-@functools.cache
-def _table() -> list[int]:
-    """Return the table of CRC-32C."""
-    table = []
-    for byte in range(256):
-        for _ in range(8):
-            byte = byte >> 1 ^ (0x82F63B78 if byte & 1 else 0)
-        table.append(byte)
-    return table
-
-
 def _checksum(data: bytes) -> bytes:
-    """Return the masked CRC-32C of a record (tensorflow/core/lib/hash/crc32c.h)."""
-    table, crc = _table(), 0xFFFFFFFF
-    for byte in data:
-        crc = table[crc & 0xFF ^ byte] ^ crc >> 8
-    crc ^= 0xFFFFFFFF
-    rotated = crc >> 15 | crc << 17 & 0xFFFFFFFF
-    return struct.pack("<I", rotated + 0xA282EAD8 & 0xFFFFFFFF)
+    return struct.pack("<I", masked_crc32c(data))

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from tfcluster.agent.files import blobs
 from tfcluster.agent.files.blobs import write_at
-from tfcluster.checkpoints.completeness import Entry
 from tfcluster.checkpoints.copying import copy_verified
+from tfcluster.checkpoints.recognition import Entry
 from tfcluster.wire import remote_source
 
 SIZE = 64 << 20

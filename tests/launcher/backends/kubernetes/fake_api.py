@@ -15,7 +15,7 @@ Object = dict[str, Any]
 
 
 class FakeApi:
-    """A `kube_client.Cluster` of one run, whose labels so select nothing."""
+    """A `kube_client.KubeCluster` of one run, whose labels so select nothing."""
 
     namespace, name = "vision", "https://k/vision"
 

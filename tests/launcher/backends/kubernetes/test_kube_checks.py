@@ -13,7 +13,7 @@ from tests.launcher.backends.kubernetes.fake_api import FakeApi, Object
 from tfcluster.backends.jobs import Obstacle, Submission
 from tfcluster.backends.kubernetes import kube_checks
 from tfcluster.backends.kubernetes.kube_checks import Survey
-from tfcluster.backends.kubernetes.kube_client import Cluster, KubeError
+from tfcluster.backends.kubernetes.kube_client import KubeCluster, KubeError
 from tfcluster.discovery import planning
 from tfcluster.spec import PlanOptions
 from tfcluster.spec.kubernetes import Kubernetes
@@ -39,7 +39,7 @@ class Reviewer(FakeApi):
 def survey(
     objects: Mapping[str, Any], *, tasks: int = 2, forbidden: tuple[str, ...] = (), **spec: Any
 ) -> Survey:
-    fake = cast("Cluster", Reviewer(objects, forbidden=forbidden))
+    fake = cast("KubeCluster", Reviewer(objects, forbidden=forbidden))
     return Survey(fake, Kubernetes.model_validate(spec), tasks=tasks)
 
 

@@ -19,7 +19,7 @@ import urllib3
 from tests.launcher.backends.kubernetes.conftest import write_one
 
 from tfcluster.backends.kubernetes.kube_client import (
-    Cluster,
+    KubeCluster,
     KubeError,
     KubeSilentError,
     reach,
@@ -85,7 +85,7 @@ def write(path: Path, server: Server, *, current: str | None = "b") -> None:
     path.write_text(json.dumps(config | ({"current-context": current} if current else {})))
 
 
-def cluster(path: Path, server: Server, *answers: Answer, patience_s: float = 5.0) -> Cluster:
+def cluster(path: Path, server: Server, *answers: Answer, patience_s: float = 5.0) -> KubeCluster:
     server.answers = list(answers)
     write(path, server)
     return reach(CURRENT, patience_s=patience_s)
@@ -168,7 +168,7 @@ def test_a_failed_verification_is_a_matter_of_trust() -> None:
         host="https://k", headers=dict, pool=SimpleNamespace(request=fail)
     )
     with pytest.raises(KubeError, match=r"no trusted connection .*self-signed") as refused:
-        Cluster(access, namespace="n", patience_s=60).get("pods/p")
+        KubeCluster(access, namespace="n", patience_s=60).get("pods/p")
     assert type(refused.value) is KubeError
 
 

@@ -163,7 +163,7 @@ def test_the_state_of_a_job(
 
 
 def test_a_coordinator_that_was_killed_for_memory_says_so_and_what_to_raise() -> None:
-    """The last line of its log is what the seat has written at its start."""
+    """The last line of its log is what the exec server has written at its start."""
     ended = {"exitCode": 137, "reason": "OOMKilled", "message": "listening on port 7077\n"}
     killed = json.loads(json.dumps(RESTARTING))
     status = killed["status"]["containerStatuses"][0]

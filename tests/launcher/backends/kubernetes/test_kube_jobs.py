@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from tests.launcher.agent.test_pod_seat import Pod
+from tests.launcher.agent.test_exec_server import Pod
 from tests.launcher.backends.kubernetes.fake_api import FakeApi, Object
 from tests.launcher.conftest import plan_of
 
@@ -19,7 +19,7 @@ from tfcluster.backends import past_runs
 from tfcluster.backends.jobs import Submission
 from tfcluster.backends.kubernetes import port_forward
 from tfcluster.backends.kubernetes.kube_client import (
-    Cluster,
+    KubeCluster,
     KubeError,
     KubeSilentError,
 )
@@ -120,7 +120,7 @@ def test_a_run_whose_coordinator_is_being_replaced_keeps_its_pods_until_that_sto
 
 
 class Told:
-    """The command that tells a coordinator, as `SeatProcess`: connections fail, then it ends."""
+    """The command that tells a coordinator, as `PodProcess`: connections fail, then it ends."""
 
     def __init__(self, *failures: str, end: str = "") -> None:
         self.failures, self.end, self.pods = [*failures], end, list[str]()
@@ -205,9 +205,9 @@ def test_a_slow_kubelet_and_a_late_garbage_collector_leave_no_job_and_no_pod(
     made = place.add("pods/lab-1-x", uid="b", deletionTimestamp="now")
     made["metadata"]["labels"]["tfcluster.dev/role"] = "coordinator"
     made["status"] = running_pod()
-    kube_jobs._delete_all(cast("Cluster", place), "lab-1")
+    kube_jobs._delete_all(cast("KubeCluster", place), "lab-1")
     assert [*place.objects] == ["batch/jobs/lab-1", "pods/lab-1-x"]  # it may still have files
-    kube_jobs._delete_all(cast("Cluster", place), "lab-1", is_released=True)
+    kube_jobs._delete_all(cast("KubeCluster", place), "lab-1", is_released=True)
     assert [*place.objects] == []
     job, pod = "batch/jobs/lab-1", "pods/lab-1-x"
     assert place.deleted[1:] == [job, pod, job]
@@ -220,7 +220,7 @@ def test_pods_that_have_run_nothing_are_not_waited_for(place: FakeApi) -> None:
     for name, status in (("x", waiting), ("worker-0", waiting), ("worker-1", running)):
         pod = place.add(f"pods/lab-1-{name}", uid=name)
         pod["status"] = {"phase": "Pending", "containerStatuses": [status]}
-    kube_jobs._delete_all(cast("Cluster", place), "lab-1", now=True)
+    kube_jobs._delete_all(cast("KubeCluster", place), "lab-1", now=True)
     graces = {path: how["grace_s"] for path, how in reversed(place.deletions)}
     assert [graces[f"pods/lab-1-{name}"] for name in ("x", "worker-0", "worker-1")] == [0, 0, 1]
 
@@ -236,10 +236,10 @@ sys.exit(int("fail" in (folder / "given.json").read_text()))
 
 @pytest.fixture
 def visited(place: FakeApi, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
-    """Have a real seat in the pod of a Job; return a call that runs `EXAMINE` there."""
-    (seat_folder := tmp_path / "seat").mkdir()
-    seat, said = Pod(seat_folder), list[str]()
-    host, _, port = seat.address.rpartition(":")
+    """Have a real exec server in the pod of a Job; return a call that runs `EXAMINE` there."""
+    (server_folder := tmp_path / "server").mkdir()
+    server, said = Pod(server_folder), list[str]()
+    host, _, port = server.address.rpartition(":")
 
     def open_port(cluster: object, pod: str, number: int) -> socket.socket:
         assert pod == "lab-1-x"
@@ -261,8 +261,8 @@ def visited(place: FakeApi, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
         return (folder / "report.json").read_text(), said
 
     yield run
-    seat.process.kill()
-    seat.process.communicate()
+    server.process.kill()
+    server.process.communicate()
 
 
 def test_a_python_runs_in_the_coordinators_pod_with_the_files_of_a_folder(

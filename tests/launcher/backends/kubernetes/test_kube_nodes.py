@@ -13,13 +13,14 @@ from typing import Any, NoReturn
 
 import pytest
 from tests.documentation import ROOT
-from tests.launcher.agent.test_pod_seat import Pod
+from tests.launcher.agent.test_exec_server import Pod
 from tests.launcher.backends.kubernetes.fake_api import FakeApi
 
 from tfcluster.agent.agent_config import AgentConfig
 from tfcluster.backends import relayed
 from tfcluster.backends.base import RunContext
 from tfcluster.backends.kubernetes import kube_nodes, port_forward, run_objects, run_pods, task_pods
+from tfcluster.backends.kubernetes.exec_client import PodProcess
 from tfcluster.backends.kubernetes.kube_client import (
     JOB_VARIABLE,
     Object,
@@ -28,7 +29,6 @@ from tfcluster.backends.kubernetes.kube_nodes import KubeNodes
 from tfcluster.backends.kubernetes.leadership import LEADER, Leadership
 from tfcluster.backends.kubernetes.reasons import has_terminated
 from tfcluster.backends.kubernetes.run_objects import PodRun
-from tfcluster.backends.kubernetes.seat_client import SeatProcess
 from tfcluster.backends.kubernetes.task_pods import Clock, TaskPod
 from tfcluster.discovery import planning
 from tfcluster.errors import NodeLostError, SetupError
@@ -148,7 +148,7 @@ class Desk:
         self.cleared: list[str] = []
         """The uids of pods in which what an earlier agent has left was ended."""
         self.silent: set[str] = set()
-        """The uids of pods whose seats do not answer."""
+        """The uids of pods whose exec servers do not answer."""
         self.on_pause: Callable[[], None] = lambda: None
         self.now = 0.0
         self.pod_run = PodRun("lab-1", planned.plan, planned.spec.runtime)
@@ -189,11 +189,11 @@ class Desk:
 def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
     made = Desk(tmp_path)
 
-    async def connect(argv: object, config: AgentConfig, *, place: TaskPod) -> Any:
+    async def connect(argv: object, config: AgentConfig, *, container: TaskPod) -> Any:
         assert config.is_fenced
-        if place.uid in made.silent:
+        if container.uid in made.silent:
             raise relayed.Unreached("timed out")
-        return SimpleNamespace(place=place, welcome=SimpleNamespace(identity={"pid": 7}))
+        return SimpleNamespace(place=container, welcome=SimpleNamespace(identity={"pid": 7}))
 
     async def argv(self: KubeNodes, node: object, pod: object) -> list[str]:
         return []
@@ -536,8 +536,8 @@ def test_the_files_of_a_pod_that_was_kept_are_copied_once_its_tasks_are_dead(
     (saved := tmp_path / "saved").mkdir()
     (saved / "ckpt-1.index").write_text("1")
     (into := tmp_path / "into").mkdir()
-    seat, token = Pod(tmp_path), b"the token"
-    host, _, port = seat.address.rpartition(":")
+    server, token = Pod(tmp_path), b"the token"
+    host, _, port = server.address.rpartition(":")
 
     def open_port(place: object, pod: str, number: int) -> socket.socket:
         return socket.create_connection((host, int(port)))
@@ -545,7 +545,7 @@ def test_the_files_of_a_pod_that_was_kept_are_copied_once_its_tasks_are_dead(
     monkeypatch.setattr(port_forward, "open_port", open_port)
     try:
         argv = ["sh", "-c", "echo begun; sleep 600"]
-        with SeatProcess(open_port(None, "p", 0), token, argv) as task:
+        with PodProcess(open_port(None, "p", 0), token, argv) as task:
             assert task.read(6) == b"begun\n"
             kube_nodes._fetch(FakeApi(), "p", token, str(saved), into)  # type: ignore[arg-type]
             assert (into / "ckpt-1.index").read_text() == "1"
@@ -553,5 +553,5 @@ def test_the_files_of_a_pod_that_was_kept_are_copied_once_its_tasks_are_dead(
         with pytest.raises(OSError, match="closed the connection"):
             kube_nodes._fetch(FakeApi(), "p", b"another", str(saved), into)  # type: ignore[arg-type]
     finally:
-        seat.process.kill()
-        seat.process.communicate()
+        server.process.kill()
+        server.process.communicate()

@@ -103,13 +103,16 @@ def test_the_pod_for_checks_starts_nothing_and_uses_no_volume_of_a_run(
     assert "tfcluster-package" not in [volume["name"] for volume in pod["volumes"]]
 
 
-def test_the_pods_of_tasks_do_not_have_the_token_of_the_coordinators_seat(
+def test_the_pods_of_tasks_do_not_have_the_token_of_the_coordinators_exec_server(
     place: FakeApi, tmp_path: Path
 ) -> None:
     kube_submit.submit(submission(tmp_path))
     job, secret, *_, tasks, _, _ = place.created
     mounted = [items_of(made["spec"]["template"]["spec"]) for made in (tasks, job)]
-    assert mounted == [["token", "seat.py"], ["token", "seat.py", "coordinator-token"]]
+    assert mounted == [
+        ["token", "exec_server.py"],
+        ["token", "exec_server.py", "coordinator-token"],
+    ]
     decoded = [decode(secret, key) for key in ("token", "coordinator-token")]
     assert decoded[1] != decoded[0]
 

@@ -24,7 +24,7 @@ from tests.launcher.backends.kubernetes.conftest import write_one
 from websocket import ABNF, frame_buffer
 
 from tfcluster.backends.kubernetes import port_forward
-from tfcluster.backends.kubernetes.kube_client import Access, Cluster, KubeError, reach
+from tfcluster.backends.kubernetes.kube_client import Access, KubeCluster, KubeError, reach
 from tfcluster.backends.kubernetes.port_forward import open_port
 
 PORT = 7077
@@ -113,14 +113,14 @@ def roots(tmp_path: Path) -> str:
     return str(tmp_path / "ca.pem")
 
 
-def cluster_of(server: Server, pool: urllib3.PoolManager) -> Cluster:
+def cluster_of(server: Server, pool: urllib3.PoolManager) -> KubeCluster:
     access = Access(
         host=f"https://127.0.0.1:{server.port}",
         pool=pool,
         headers=lambda: {"authorization": "Bearer secret"},
         namespace="team",
     )
-    return Cluster(access, namespace="team", patience_s=1.0)
+    return KubeCluster(access, namespace="team", patience_s=1.0)
 
 
 def connect(server: Server, roots: str) -> socket.socket:

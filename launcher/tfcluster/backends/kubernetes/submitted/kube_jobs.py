@@ -1,7 +1,7 @@
 """Runs whose coordinator is a Job of a Kubernetes cluster (`backends.jobs.Jobs`).
 
 `submit` makes all objects of a run; the Job owns the others, so deleting it removes everything.
-A stop goes through the seat of the coordinator's pod, so that the run saves its work first.
+A stop goes through the exec server of the coordinator's pod, so that the run saves its work first.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from tfcluster.agent.error_text import describe_error
 from tfcluster.backends import past_runs
 from tfcluster.backends.jobs import JobEnd, JobState, Submission
 from tfcluster.backends.kubernetes import port_forward, run_objects, run_pods
+from tfcluster.backends.kubernetes.exec_client import PodProcess
 from tfcluster.backends.kubernetes.kube_checks import check as check
 from tfcluster.backends.kubernetes.kube_client import (
     JOB_VARIABLE,
-    Cluster,
+    KubeCluster,
     KubeError,
     KubeSilentError,
     Object,
@@ -41,7 +42,6 @@ from tfcluster.backends.kubernetes.run_objects import (
     STOP,
     VISITOR,
 )
-from tfcluster.backends.kubernetes.seat_client import SeatProcess
 from tfcluster.backends.kubernetes.submitted import kube_package
 from tfcluster.backends.kubernetes.submitted.kube_job_states import (
     describe,
@@ -128,7 +128,7 @@ def look(cluster: str, *, patience_s: float) -> dict[str, JobState]:
     return found
 
 
-def _state_of(place: Cluster, job: Object, pod: Object | None) -> JobState:
+def _state_of(place: KubeCluster, job: Object, pod: Object | None) -> JobState:
     uid = (pod or job)["metadata"].get("uid", "")
     watched_s = functools.partial(_watched_s, uid)
     return describe(job, pod, _events(place, job, pod), watched_s)
@@ -142,7 +142,7 @@ def _watched_s(uid: str, what: str) -> float:
     return now - _seen_since[uid][1]
 
 
-def _events(place: Cluster, job: Object, pod: Object | None) -> Sequence[Object]:
+def _events(place: KubeCluster, job: Object, pod: Object | None) -> Sequence[Object]:
     """Return what the cluster says of the coordinator while it has not started."""
     waits, kind = pod, "Pod"
     if pod is None and not job.get("status", {}).get("conditions"):
@@ -208,7 +208,7 @@ class Answer:
 
 
 def _ask(
-    place: Cluster,
+    place: KubeCluster,
     pod: str,
     token: bytes,
     argv: Sequence[str],
@@ -235,7 +235,7 @@ def _ask(
             return Answer(process.last_words or describe_error(error))
 
 
-def _await_coordinator(place: Cluster, job: str, tell: Callable[[str], None]) -> str:
+def _await_coordinator(place: KubeCluster, job: str, tell: Callable[[str], None]) -> str:
     """Return the name of the Job's pod, once it runs. Raises SetupError if it never will."""
     told = ""
     while (running := _coordinator_pod(place, job)) is None:
@@ -285,7 +285,7 @@ def stop(job: str, *, cluster: str, now: bool) -> None:
         _note_stop(place, job, _TOLD)
 
 
-def _abort_copying(place: Cluster, pod: str, run: str) -> bool:
+def _abort_copying(place: KubeCluster, pod: str, run: str) -> bool:
     """Have the coordinator leave the last files where they are; return False if tasks still run.
 
     Raises SetupError if that is not known.
@@ -301,12 +301,12 @@ def _abort_copying(place: Cluster, pod: str, run: str) -> bool:
     return answer.code == 0
 
 
-def _note_stop(place: Cluster, job: str, word: str) -> None:
+def _note_stop(place: KubeCluster, job: str, word: str) -> None:
     """Note at the Job that the run is to stop, for a coordinator that starts later."""
     place.patch(f"batch/jobs/{job}", {"metadata": {"annotations": {STOP: word}}})
 
 
-def _signal(place: Cluster, run: str, job: str) -> None:
+def _signal(place: KubeCluster, run: str, job: str) -> None:
     """Have the coordinator stop its run, as `tfcluster down` does on one machine.
 
     It is asked again where it cannot have heard it. One whose pod is gone has a successor, which
@@ -365,7 +365,7 @@ def follow(paths: RunPaths, job: str, *, cluster: str) -> Mirror | None:
 
 @dataclass(slots=True)
 class PodFolder:
-    """The run folder in the coordinator's pod (`kube_mirror.Source`)."""
+    """The run folder in the coordinator's pod (`kube_mirror.PodFolder`)."""
 
     paths: RunPaths
     job: str
@@ -375,7 +375,7 @@ class PodFolder:
     def folder(self) -> str:
         return f"{run_pods.STATE_FOLDER}/runs/{self.paths.run_id}"
 
-    def open(self) -> SeatProcess | None:
+    def open(self) -> PodProcess | None:
         place = _reach(self.cluster, 5.0)
         with _silence():
             pod = _coordinator_pod(place, self.job)
@@ -428,7 +428,7 @@ def remove(endpoint: str, run_id: str) -> str:
     return ""
 
 
-def _reach(name: str, patience_s: float) -> Cluster:
+def _reach(name: str, patience_s: float) -> KubeCluster:
     """Return the cluster called `name`; raise UnreachableError where nothing leads to it."""
     try:
         return reach_again(name, patience_s=patience_s)
@@ -450,7 +450,7 @@ def _silence(*, refusals: bool = False) -> Any:
         raise RefusedError(error.message) from error
 
 
-def _coordinator_pod(place: Cluster, job: str) -> str | None:
+def _coordinator_pod(place: KubeCluster, job: str) -> str | None:
     """Return the name of the running pod of a Job; one whose container waits runs nothing."""
     pods = sorted(place.list("pods", labels={"job-name": job}), key=_newness, reverse=True)
     for pod in pods:
@@ -467,14 +467,16 @@ def _newness(pod: Object) -> tuple[bool, str]:
     return "deletionTimestamp" not in metadata, str(metadata.get("creationTimestamp", ""))
 
 
-def _kept_pods(place: Cluster, owner: Object) -> list[str]:
+def _kept_pods(place: KubeCluster, owner: Object) -> list[str]:
     """Return the tasks' pods of a run that nobody deletes, because they hold files."""
     labels = {RUN: owner["metadata"]["labels"][RUN], ROLE: "task"}
     pods = [pod["metadata"] for pod in place.list("pods", labels=labels)]
     return [f"pod {each['name']}" for each in pods if "deletionTimestamp" not in each]
 
 
-def _delete_all(place: Cluster, name: str, *, now: bool = False, is_released: bool = False) -> None:
+def _delete_all(
+    place: KubeCluster, name: str, *, now: bool = False, is_released: bool = False
+) -> None:
     """Delete the Job and, before it is gone, all that it owns.
 
     A kubelet keeps the object of an ended pod for up to a minute: it is removed here. `now`: the
@@ -517,13 +519,13 @@ def _has_run_nothing(pod: Object) -> bool:
     return status.get("phase") == "Pending" and all(state.keys() <= {"waiting"} for state in states)
 
 
-def _delete_pod(place: Cluster, pod: Object, *, grace_s: int) -> None:
+def _delete_pod(place: KubeCluster, pod: Object, *, grace_s: int) -> None:
     with contextlib.suppress(KubeError):  # another pod has that name meanwhile
         path, uid = f"pods/{pod['metadata']['name']}", pod["metadata"]["uid"]
         place.delete(path, grace_s=grace_s, uid=uid)
 
 
-def _token_of(place: Cluster, run: str) -> bytes:
-    """Return the token of the seat of a run's coordinator."""
+def _token_of(place: KubeCluster, run: str) -> bytes:
+    """Return the token of the exec server of a run's coordinator."""
     secret = place.get(f"secrets/{run_objects.object_name(run)}")
     return base64.b64decode(secret["data"][run_objects.COORDINATOR_TOKEN])

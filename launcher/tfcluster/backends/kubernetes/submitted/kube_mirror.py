@@ -28,12 +28,12 @@ from tfcluster.agent import catalogue as msg
 from tfcluster.agent import foreign_json, protocol
 from tfcluster.agent.error_text import describe_error
 from tfcluster.backends import job_watch, past_runs
-from tfcluster.backends.kubernetes.seat_client import SeatProcess
+from tfcluster.backends.kubernetes.exec_client import PodProcess
 from tfcluster.backends.kubernetes.submitted.kube_package import FOLDER
 from tfcluster.backends.past_runs import SilentError
-from tfcluster.checkpoints.completeness import Entry
 from tfcluster.checkpoints.copying import PARTIAL, SourceChangedError, write_atomically
-from tfcluster.checkpoints.store import deliver, open_for_reading
+from tfcluster.checkpoints.recognition import Entry
+from tfcluster.checkpoints.store import deliver, read_store
 from tfcluster.errors import TfclusterError
 from tfcluster.rundir import registry
 from tfcluster.rundir.events import Warned
@@ -64,14 +64,14 @@ _SEQ: Final = re.compile(rb'(\{"seq":\s*)(\d+)')
 """The beginning of each line of events (`rundir.run_writer.to_line`)."""
 
 
-class Source(Protocol):
+class PodFolder(Protocol):
     """The coordinator's pod, as the copy needs it. Its methods raise TfclusterError."""
 
     @property
     def folder(self) -> str:
         """The run folder there."""
 
-    def open(self) -> SeatProcess | None:
+    def open(self) -> PodProcess | None:
         """Start a file process in the pod; None while no pod runs."""
 
     def release(self) -> None:
@@ -83,7 +83,7 @@ class Mirror:
     """The thread that copies the folder of one run (`backends.jobs.Following`)."""
 
     paths: RunPaths
-    source: Source
+    source: PodFolder
     problem: str = ""
     _has_news: threading.Event = field(default_factory=threading.Event)
     _failures: int = 0
@@ -145,7 +145,7 @@ class Mirror:
         self._finish(final_state)
         return True
 
-    async def _copy_from(self, pod: SeatProcess) -> bytes | None:
+    async def _copy_from(self, pod: PodProcess) -> bytes | None:
         """Copy over one connection; return the state of a run that is over, once all has come.
 
         Raises ConnectionError if it is not the first connection in a row without an answer: the
@@ -196,7 +196,7 @@ class Mirror:
         past_runs.find_leftovers_of(self.paths.run_id)  # forgets a run that left nothing
 
 
-def open_files(pod: SeatProcess) -> tuple[RemoteFiles, threading.Thread]:
+def open_files(pod: PodProcess) -> tuple[RemoteFiles, threading.Thread]:
     """Return the files of a pod in which `pod` is a file process, and the thread that reads it.
 
     The thread is not asyncio's: the end of a command does not wait for it.
@@ -372,7 +372,7 @@ def deliver_results(paths: RunPaths) -> None:
     """Copy the results to ``checkpoints.to``, a folder of this machine; a failure is an event."""
     if (to := registry.load_plan(paths).checkpoints.to) is None:
         return
-    held = [one for one in open_for_reading(paths.checkpoints) if one.kind != "backup"]
+    held = [one for one in read_store(paths.checkpoints)[0] if one.kind != "backup"]
     outputs = paths.outputs if paths.outputs.exists() else None
     try:
         deliver(held[-1] if held else None, outputs, Path(to))

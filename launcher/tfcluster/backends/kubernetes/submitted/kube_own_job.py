@@ -17,7 +17,7 @@ from tfcluster.backends.jobs import Ending
 from tfcluster.backends.kubernetes import reasons, run_pods
 from tfcluster.backends.kubernetes.kube_client import (
     JOB_VARIABLE,
-    Cluster,
+    KubeCluster,
     KubeSilentError,
     Object,
     reach,
@@ -67,24 +67,24 @@ def ending(job: str, *, restarts: int, signal: int | None) -> Ending | None:
     The user's `down` comes through the control socket, never as a signal. So a signal says that
     the cluster ends the pod, which shows on the pod later, or never (kubelet: nodeshutdown).
     """
-    place = around_pod()
+    cluster = around_pod()
     try:
-        made = place.find(f"batch/jobs/{job}")
-        if made is None or "deletionTimestamp" in made["metadata"]:
+        own_job = cluster.find(f"batch/jobs/{job}")
+        if own_job is None or "deletionTimestamp" in own_job["metadata"]:
             return Ending(f"the Job {job} was deleted")
-        if STOP in _notes(made):
+        if STOP in _notes(own_job):
             return Ending("the run was stopped")
-        pod = place.find(f"pods/{socket.gethostname()}")
+        pod = cluster.find(f"pods/{socket.gethostname()}")
     except KubeSilentError:
-        why = "the coordinator's pod is ended, and the API server does not answer"
-        return None if signal is None else Ending(why, comes_back=True, loses_folder=True)
+        reason = "the coordinator's pod is ended, and the API server does not answer"
+        return None if signal is None else Ending(reason, comes_back=True, loses_folder=True)
     if pod is None or "deletionTimestamp" in pod["metadata"]:
-        why = "the coordinator's pod was deleted (drain, eviction or by hand)"
+        reason = "the coordinator's pod was deleted (drain, eviction or by hand)"
     elif signal is not None:
-        why = "the coordinator's pod is ended by its node (shutdown, or pressure)"
+        reason = "the coordinator's pod is ended by its node (shutdown, or pressure)"
     else:
         return None
-    return Ending(why, comes_back=True, loses_folder=not run_pods.run_volume(made))
+    return Ending(reason, comes_back=True, loses_folder=not run_pods.run_volume(own_job))
 
 
 def requeue(job: str) -> None:
@@ -117,10 +117,11 @@ def await_predecessors(job: str, paths: RunPaths) -> None:
     heartbeat shows. An object that is missing proves nothing: the pod of a lost node may have been
     removed by force.
     """
-    place, me, began = around_pod(), socket.gethostname(), time.monotonic()
+    cluster, me, began = around_pod(), socket.gethostname(), time.monotonic()
     while True:
         pods = {
-            each["metadata"]["name"]: each for each in place.list("pods", labels={"job-name": job})
+            each["metadata"]["name"]: each
+            for each in cluster.list("pods", labels={"job-name": job})
         }
         ended = {name for name, pod in pods.items() if reasons.has_terminated(pod)}
         if (holder := heartbeat.host_of(paths)) is not None and holder != me:
@@ -161,8 +162,8 @@ def note_clock(job: str, paths: RunPaths) -> None:
     if has_started(paths):
         return
     submitted_at = foreign_json.parse_json((paths.root / SUBMITTED_AT).read_bytes())
-    made = around_pod().get(f"batch/jobs/{job}")["metadata"]["creationTimestamp"]
-    ahead_s = submitted_at - datetime.fromisoformat(made).timestamp()
+    created_at = around_pod().get(f"batch/jobs/{job}")["metadata"]["creationTimestamp"]
+    ahead_s = submitted_at - datetime.fromisoformat(created_at).timestamp()
     if abs(ahead_s) > _SAME_CLOCK_S:
         state = registry.load_recorded(paths)
         state.clock_ahead_s = round(ahead_s, 3)
@@ -210,11 +211,11 @@ def apply_history(job: str, state: RunSnapshot) -> None:
     state.continued = {"attempt": state.attempt + 1, "ran_s": history.get("ran_s", 0.0)}
 
 
-def _notes(made: Object) -> Mapping[str, str]:
-    found: Mapping[str, str] = made["metadata"].get("annotations", {})
-    return found
+def _notes(of_job: Object) -> Mapping[str, str]:
+    notes: Mapping[str, str] = of_job["metadata"].get("annotations", {})
+    return notes
 
 
-def around_pod() -> Cluster:
+def around_pod() -> KubeCluster:
     """Return the cluster that this pod runs in."""
     return reach(SimpleNamespace(context=None, namespace=None), patience_s=_PATIENCE_S)

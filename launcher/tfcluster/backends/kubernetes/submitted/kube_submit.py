@@ -15,7 +15,7 @@ from tfcluster.backends import past_runs
 from tfcluster.backends.jobs import Submission
 from tfcluster.backends.kubernetes import run_objects, run_pods
 from tfcluster.backends.kubernetes.kube_client import (
-    Cluster,
+    KubeCluster,
     KubeError,
     Object,
     reach,
@@ -53,7 +53,7 @@ def submit(job: Submission) -> str:
     return run.name
 
 
-def make_visit(job: Submission, place: Cluster) -> None:
+def make_visit(job: Submission, place: KubeCluster) -> None:
     """Make the objects of a run whose coordinator's pod starts nothing.
 
     The pod ends after a while if nobody removes it. Raises SetupError.
@@ -72,7 +72,7 @@ def make_visit(job: Submission, place: Cluster) -> None:
 
 
 def _make_all(
-    place: Cluster,
+    place: KubeCluster,
     run: PodRun,
     job: Object,
     values: Mapping[str, str],
@@ -99,7 +99,7 @@ def _make_all(
 
 
 def _needed_by_pods(
-    place: Cluster,
+    place: KubeCluster,
     run: PodRun,
     values: Mapping[str, str],
     package: Sequence[Mapping[str, bytes]],
@@ -141,7 +141,7 @@ def hints(job: Submission) -> Sequence[str]:
     ]
 
 
-def _require_account(place: Cluster) -> None:
+def _require_account(place: KubeCluster) -> None:
     """Make the coordinators' ServiceAccount with its Role if it is missing. Raises SetupError.
 
     The account is made last: where it exists, a user who may not read Roles relies on the others.

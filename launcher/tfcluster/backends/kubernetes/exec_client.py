@@ -1,6 +1,6 @@
-"""A process at the seat of a pod (`agent.containers.pod_seat`), as a file to read and to write.
+"""A process of a pod's exec server (`agent.containers.exec_server`), as a file to read and write.
 
-``python -I -S seat_client.py --address 10.0.0.7:7077 --token FILE ARGV...`` joins one to its own
+``python -I -S exec_client.py --address 10.0.0.7:7077 --token FILE ARGV...`` joins one to its own
 streams: that is the transport to an agent, from within the cluster. It imports nothing but the
 standard library. Its exit code is that of the process, 128 + N for a signal; 255 without a
 connection, with the reason on stderr. `port_forward.start` connects from outside of the cluster.
@@ -24,7 +24,7 @@ from typing import NoReturn
 
 STDIN, STDOUT, STDERR, EXIT = b"0123"
 HEADER = struct.Struct("!BI")
-"""The kinds and the head of frames, as in `pod_seat`; this file runs without its package."""
+"""The kinds and the head of frames, as in `exec_server`; this file runs without its package."""
 NO_CONNECTION = 255
 _NONCE_BYTES = 32
 _CHUNK = 1 << 18
@@ -34,11 +34,11 @@ _MOST_ERRORS = 1 << 16
 
 
 class DialError(ConnectionError):
-    """No connection to the seat; the text says why."""
+    """No connection to the exec server; the text says why."""
 
 
-class SeatProcess(io.RawIOBase):
-    """``with SeatProcess(connection, token, argv) as process``: its stdin and stdout.
+class PodProcess(io.RawIOBase):
+    """``with PodProcess(connection, token, argv) as process``: its stdin and stdout.
 
     The end of the block ends the connection, and with it the process.
     """
@@ -52,7 +52,7 @@ class SeatProcess(io.RawIOBase):
         timeout_s: float | None = None,
         is_alone: bool = False,
     ) -> None:
-        """Start the process; with `is_alone`, the seat kills all others in its container before.
+        """Start the process; with `is_alone`, all others in the container are killed before.
 
         Raises ConnectionError, also later if it is silent for `timeout_s`.
         """
@@ -143,7 +143,7 @@ class SeatProcess(io.RawIOBase):
 
 
 def _sign_in(connection: socket.socket, token: bytes) -> None:
-    """Prove to have the token, and have the seat prove it. Raises DialError."""
+    """Prove to have the token, and have the exec server prove it. Raises DialError."""
     connection.settimeout(_SIGN_IN_S)
     try:
         nonce = _read_exactly(connection, _NONCE_BYTES)
@@ -169,7 +169,7 @@ def _read_exactly(connection: socket.socket, size: int) -> bytes:
 
 
 def connect(address: str) -> socket.socket:
-    """Return a connection to a seat at ``HOST:PORT``. Raises DialError."""
+    """Return a connection to an exec server at ``HOST:PORT``. Raises DialError."""
     host, _, port = address.rpartition(":")
     try:
         connection = socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S)
@@ -194,14 +194,14 @@ def main() -> NoReturn:
     options = parser.parse_args()
     try:
         token = Path(options.token).read_bytes().strip()
-        code = _join(SeatProcess(connect(options.address), token, options.argv))
+        code = _join(PodProcess(connect(options.address), token, options.argv))
     except OSError as error:
         _write_all(2, f"{str(error) or repr(error)}\n".encode())
         code = NO_CONNECTION
     os._exit(code)  # a thread may wait for stdin
 
 
-def _join(process: SeatProcess) -> int:
+def _join(process: PodProcess) -> int:
     """Join stdin, stdout and stderr to a process; return its exit code. Raises DialError."""
 
     def send_stdin() -> None:

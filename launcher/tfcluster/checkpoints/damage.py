@@ -1,4 +1,4 @@
-"""Checks of one file's format: whether it is whole, as far as the file itself tells."""
+"""The damage of checkpoints and outputs, as far as the format of each file tells of it."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def _damage_in_records(path: Path, stopped: Stopped) -> str:
             if len(head) < _RECORD_HEAD.size:
                 return f"its last record, at byte {at}, is truncated"
             length, checksum = _RECORD_HEAD.unpack(head)
-            if _masked_crc32c(head[:8]) != checksum:
+            if masked_crc32c(head[:8]) != checksum:
                 is_compressed = at == 0 and head.startswith(_COMPRESSED)
                 return "" if is_compressed else f"the record at byte {at} is damaged"
             at += _RECORD_HEAD.size + length + _CRC_OF_DATA
@@ -148,8 +148,8 @@ def _crc32c_table() -> tuple[int, ...]:
     return tuple(map(entry, range(256)))
 
 
-def _masked_crc32c(data: bytes) -> int:
-    """Return TensorFlow's checksum (tsl/lib/hash/crc32c.h)."""
+def masked_crc32c(data: bytes) -> int:
+    """Return the checksum in TensorFlow's files of records (tsl/lib/hash/crc32c.h)."""
     table, crc = _crc32c_table(), 0xFFFFFFFF
     for byte in data:
         crc = table[(crc ^ byte) & 0xFF] ^ crc >> 8

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tfcluster.checkpoints.completeness import (
+from tfcluster.checkpoints.recognition import (
     CheckpointKind,
     Entry,
     find,

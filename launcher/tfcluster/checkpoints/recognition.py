@@ -1,5 +1,4 @@
-"""The complete checkpoints of a directory (`find`), decided from listings alone, without disk or
-clock.
+"""The complete checkpoints of a directory (`find`), recognised in listings alone, without a disk.
 
 A checkpoint is complete if all its files exist, none is still being written (TensorFlow writes
 ``<prefix>_temp*`` and ``*.tempstate*`` first), and two listings show the same sizes and times.

@@ -15,17 +15,17 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tfcluster.agent.containers import pod_seat
-from tfcluster.backends.kubernetes import seat_client
+from tfcluster.agent.containers import exec_server
+from tfcluster.backends.kubernetes import exec_client
 
 
 class Pod:
-    """A seat, as PID 1 of a pod."""
+    """An exec server, as PID 1 of a pod."""
 
     def __init__(self, folder: Path, *options: str) -> None:
         self.token = folder / "token"
         self.token.write_text("the token")
-        argv = [sys.executable, "-I", "-S", pod_seat.__file__, "--port=0"]
+        argv = [sys.executable, "-I", "-S", exec_server.__file__, "--port=0"]
         argv += [f"--token={self.token}", *options]
         self.process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         assert self.process.stdout is not None
@@ -34,7 +34,7 @@ class Pod:
         self.address = f"127.0.0.1:{int(found[1])}"
 
     def dial(self, *argv: str, token: Path | None = None) -> list[str]:
-        return seat_client.address_argv(self.address, token or self.token, argv)
+        return exec_client.address_argv(self.address, token or self.token, argv)
 
     def run(self, *argv: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
         return subprocess.run(self.dial(*argv), input=stdin, capture_output=True, timeout=200)
@@ -53,7 +53,7 @@ def pod(tmp_path: Path) -> Iterator[Pod]:
     [
         (("sh", "-c", "cat; echo trouble >&2; exit 7"), 7, b"trouble\n"),
         (("sh", "-c", "cat; kill -9 $$"), 128 + signal.SIGKILL, b""),
-        (("no-such-program",), pod_seat.NOT_FOUND, b"no-such-program"),
+        (("no-such-program",), exec_server.NOT_FOUND, b"no-such-program"),
     ],
 )
 def test_streams_and_the_end_of_a_command_are_joined_as_in_a_shell(
@@ -75,7 +75,7 @@ def test_a_caller_without_the_token_gets_no_process(pod: Pod, tmp_path: Path) ->
     wrong.write_text("another token")
     argv = pod.dial("sh", "-c", f"touch {tmp_path}/was-here", token=wrong)
     done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=200)
-    assert done.returncode == seat_client.NO_CONNECTION
+    assert done.returncode == exec_client.NO_CONNECTION
     assert not (tmp_path / "was-here").exists()
 
 
@@ -98,8 +98,8 @@ def test_what_is_to_be_alone_starts_once_all_that_was_started_before_is_dead(pod
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as former:
         assert former.stdout is not None
         process = psutil.Process(int(former.stdout.readline()))
-        token, here = pod.token.read_bytes(), seat_client.connect(pod.address)
-        with seat_client.SeatProcess(here, token, ["echo", "here"], is_alone=True) as alone:
+        token, here = pod.token.read_bytes(), exec_client.connect(pod.address)
+        with exec_client.PodProcess(here, token, ["echo", "here"], is_alone=True) as alone:
             assert alone.readall() == b"here\n"
         assert not process.is_running()
 
@@ -171,7 +171,9 @@ def test_a_connection_without_an_agent_does_not_keep_a_pod_that_is_to_end(pod: P
         dial.communicate(timeout=200)
 
 
-def test_files_that_are_being_fetched_keep_a_seat_whose_program_has_ended(tmp_path: Path) -> None:
+def test_files_that_are_being_fetched_keep_a_server_whose_program_has_ended(
+    tmp_path: Path,
+) -> None:
     is_fetched = tmp_path / "is-fetched"
     program = ("sh", "-c", f"until [ -e {is_fetched} ]; do sleep 0.05; done")
     pod = Pod(tmp_path, "--then", *program)
@@ -194,20 +196,20 @@ def test_files_that_are_being_fetched_keep_a_seat_whose_program_has_ended(tmp_pa
 def test_a_caller_that_does_not_sign_in_is_cut_off(pod: Pod) -> None:
     host, _, port = pod.address.rpartition(":")
     with socket.create_connection((host, int(port)), 60) as caller:
-        assert len(caller.recv(64)) == pod_seat.NONCE_BYTES
+        assert len(caller.recv(64)) == exec_server.NONCE_BYTES
         caller.settimeout(60)
         assert caller.recv(1) == b""  # after 10 s, whatever it trickles
 
 
 def test_callers_without_the_token_get_no_process_and_keep_nobody_out(pod: Pod) -> None:
     host, _, port = pod.address.rpartition(":")
-    seat, callers = psutil.Process(pod.process.pid), list[socket.socket]()
+    server, callers = psutil.Process(pod.process.pid), list[socket.socket]()
     try:
         for _ in range(100):
             callers.append(socket.create_connection((host, int(port)), 60))
-            assert len(callers[-1].recv(64)) == pod_seat.NONCE_BYTES
-        assert seat.children() == []
-        assert len([each for each in callers if is_open(each)]) <= pod_seat.MOST_UNPROVEN
+            assert len(callers[-1].recv(64)) == exec_server.NONCE_BYTES
+        assert server.children() == []
+        assert len([each for each in callers if is_open(each)]) <= exec_server.MOST_UNPROVEN
         assert pod.run("echo", "here").stdout == b"here\n"
     finally:
         for caller in callers:
@@ -231,9 +233,9 @@ def test_a_proof_that_comes_in_pieces_is_one(pod: Pod) -> None:
     with socket.create_connection((host, int(port)), 60) as caller:
         caller.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         nonce, token = caller.recv(64), pod.token.read_bytes()
-        proof = pod_seat.sign(token, nonce, b"client") + bytes(32)
+        proof = exec_server.sign(token, nonce, b"client") + bytes(32)
         for at in range(0, len(proof), 8):
             caller.sendall(proof[at : at + 8])
-        assert caller.recv(64) == pod_seat.sign(token, bytes(32), b"server")
+        assert caller.recv(64) == exec_server.sign(token, bytes(32), b"server")
         caller.sendall(b'{"argv": ["echo", "here"]}\n')
-        assert caller.recv(64)[pod_seat.HEADER.size :].startswith(b"here\n")
+        assert caller.recv(64)[exec_server.HEADER.size :].startswith(b"here\n")

@@ -57,10 +57,10 @@ def main() -> NoReturn:
     options = parser.parse_args()
     if options.empty:
         _empty(options.empty)
-    sys.exit(Seat(options).run())
+    sys.exit(ExecServer(options).run())
 
 
-class Seat:
+class ExecServer:
     """PID 1 of a pod's container.
 
     It ends at SIGTERM, once its agents have ended. With a program (`--then`) it ends with that: at
@@ -189,8 +189,8 @@ class Seat:
 class SignIn:
     """A connection whose caller has not proven yet that it has the run's token.
 
-    It never blocks, and costs the seat a socket and 96 bytes. A process would cost a megabyte of
-    the memory of the pod, which any other pod that reaches the port could use up.
+    It never blocks, and costs the exec server a socket and 96 bytes. A process would cost a
+    megabyte of the memory of the pod, which any other pod that reaches the port could use up.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -239,7 +239,7 @@ def serve(connection: socket.socket) -> None:
 
 
 def _kill_others() -> None:
-    """Kill all that the seat has started, but for this process, and wait for its end."""
+    """Kill all that the exec server has started, but for this process, and wait for its end."""
     while True:
         tree = {os.getppid()}
         while more := _children(tree) - tree - {os.getpid()}:

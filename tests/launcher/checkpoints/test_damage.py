@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tfcluster.checkpoints.copying import CancelledError
-from tfcluster.checkpoints.file_formats import find_damage, find_output_damage
+from tfcluster.checkpoints.damage import find_damage, find_output_damage
 
 from .files import write_hdf5, write_keras
 

@@ -54,7 +54,7 @@ class CoordinatorLink:
         """The connections without a hello, the oldest first."""
         self._lease_s: float | None = config.lease_s
         self._last_heard = time.monotonic()
-        self._clock, self._stopped_s = StopClock(), 0.0
+        self.clock = StopClock()
         """The time since then in which the agent itself was stopped."""
         self._proof: int | None = None
         """The number of the report whose acknowledgement proves that the coordinator still has this
@@ -75,10 +75,6 @@ class CoordinatorLink:
     def is_in_doubt(self) -> bool:
         """True while others may rely on the end of the tasks, which therefore must not run."""
         return self._proof is not None
-
-    def note_turn(self, waited_s: float | None = 0.0) -> None:
-        """Note that the agent runs, after a wait of at most `waited_s` (None: any)."""
-        self._stopped_s += self._clock.take_stop(waited_s)
 
     @property
     def backlog(self) -> int:
@@ -227,7 +223,7 @@ class CoordinatorLink:
         already rely on its tasks having ended.
         """
         if self._lease_s is None or self._check_lease():
-            self._last_heard, self._stopped_s = time.monotonic(), 0.0
+            self._last_heard, self.clock.stopped_s = time.monotonic(), 0.0
 
     def _check_lease(self) -> bool:
         """Return whether the lease holds; if not, end, or first ask a coordinator that may have
@@ -238,15 +234,15 @@ class CoordinatorLink:
         """
         assert self._lease_s is not None
         now = time.monotonic()
-        self.note_turn()
+        self.clock.note_turn()
         if self.is_in_doubt:
             self.is_over |= now >= self._proof_by
         elif now >= self._last_heard + self._lease_s:
-            has_run_out = now >= self._last_heard + self._lease_s + self._stopped_s
+            has_run_out = now >= self._last_heard + self._lease_s + self.clock.stopped_s
             if has_run_out or self._connection is None:
                 self.is_over = True
             else:
-                self.send(msg.WasStopped(seconds=round(self._stopped_s, 1)))
+                self.send(msg.WasStopped(seconds=round(self.clock.stopped_s, 1)))
                 self._proof = self._session.last_sent
                 self._proof_by = now + min(PROOF_S, self._lease_s)
         else:
@@ -257,7 +253,7 @@ class CoordinatorLink:
         """End the doubt if the coordinator has acknowledged the report that asked for it."""
         if self._proof is not None and not self._session.waits_for(self._proof):
             self._proof = None
-            self._last_heard, self._stopped_s = time.monotonic(), 0.0
+            self._last_heard, self.clock.stopped_s = time.monotonic(), 0.0
 
     def _on_hello(self, connection: Connection, hello: msg.Hello) -> None:
         reason = self._refusal_reason(hello)

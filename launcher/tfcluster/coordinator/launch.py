@@ -34,7 +34,7 @@ SIGNALS = {
     signal.SIGTERM: StopRequest("SIGTERM", 143),
     signal.SIGHUP: StopRequest("the terminal was closed", 129),
 }
-WARNING = signal.SIGUSR1
+END_ANNOUNCED = signal.SIGUSR1
 """The signal by which a scheduler says that the time of a job is nearly over."""
 
 
@@ -57,9 +57,9 @@ class Launch:
     home_dir: Path = field(default_factory=home)
     """The parent of run folders."""
     runtime: Runtime | None = None
-    """That section of the spec, for a run whose coordinator is to run in a job of a scheduler."""
-    node_settings: Runtime | None = None
     """That section of the spec, from which a backend makes its nodes."""
+    is_submitted: bool = False
+    """True for a run whose coordinator is to run in a job of a scheduler."""
 
 
 @dataclass(frozen=True, slots=True)
