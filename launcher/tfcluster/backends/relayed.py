@@ -39,7 +39,8 @@ from tfcluster.node_loss import NodeLoss
 from tfcluster.plans import remote_paths
 from tfcluster.plans.plan import NodePlan
 from tfcluster.rundir.forked_children import keep_from_children
-from tfcluster.wire.agent_link import AgentHandle, AgentLink, ByteStreams
+from tfcluster.wire.agent_handle import AgentHandle
+from tfcluster.wire.agent_link import AgentLink, ByteStreams
 from tfcluster.wire.messages import HelloRefused
 
 

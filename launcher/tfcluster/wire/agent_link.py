@@ -23,55 +23,9 @@ from tfcluster.agent import catalogue as msg
 from tfcluster.agent.message_fields import replace
 from tfcluster.node_loss import NodeLoss
 from tfcluster.wire import file_transfer, messages
+from tfcluster.wire.agent_handle import AgentHandle
 from tfcluster.wire.file_transfer import RemoteFiles
 from tfcluster.wire.messages import FileSlice, Frame, HelloRefused, LinkBack, LinkCut, Log
-
-
-class AgentHandle:
-    """A handle that knows nothing and does nothing; each backend overrides what it can do."""
-
-    can_kill = False
-    """True if an agent that does not acknowledge a stop within seconds may be killed."""
-
-    @property
-    def loss(self) -> NodeLoss | None:
-        """The reason why the agent's node ended or does not answer; None if unknown."""
-        return None
-
-    def last_words(self) -> str:
-        """Return what the agent or its transport wrote to stderr."""
-        return ""
-
-    def kill(self) -> None:
-        """Send SIGKILL to the agent."""
-
-    def detach(self) -> None:
-        """Note that the agent stays for another run, so that `end` does not wait for its exit."""
-
-    async def disconnect(self) -> None:
-        """Close a connection that delivers nothing any more."""
-
-    async def has_gone(self) -> bool:
-        """Return whether the last dial, which failed, proved that the agent is gone.
-
-        There is then no need to wait for its lease.
-        """
-        return False
-
-    async def explain(self) -> None:
-        """Update `loss` once the node is given up."""
-
-    def on_answer(self) -> None:
-        """Note that the agent has answered, for the first time or after a reconnect."""
-
-    async def end(self, *, keeps_folders: bool) -> bool:
-        """Wait until the agent is gone; called when no message can come any more.
-
-        Return True if it is certain that no process started by an agent with a lease is alive.
-        `keeps_folders`: the tasks' files stay, even if they are in the agent's container.
-        """
-        return False
-
 
 ByteStreams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Connection = tuple[asyncio.StreamReader, protocol.Decoder, list[Frame]]

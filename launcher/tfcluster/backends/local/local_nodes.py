@@ -24,7 +24,8 @@ from tfcluster.backends.local import warm_agents
 from tfcluster.errors import NodeLostError, SetupError
 from tfcluster.plans.plan import NodePlan
 from tfcluster.rundir.forked_children import keep_from_children
-from tfcluster.wire.agent_link import AgentHandle, AgentLink, ByteStreams
+from tfcluster.wire.agent_handle import AgentHandle
+from tfcluster.wire.agent_link import AgentLink, ByteStreams
 from tfcluster.wire.messages import HelloRefused
 
 _START = "import sys; sys.path.append(sys.argv[1]); from tfcluster.agent.entry import main; main()"

@@ -18,7 +18,7 @@ from tfcluster.agent.agent_config import AgentConfig, WarmStay
 from tfcluster.agent.entry import READY
 from tfcluster.agent.net.listener import NUMBER, is_own_user, process_of
 from tfcluster.agent.processes import kill_below, signal_group, start_time
-from tfcluster.wire.agent_link import AgentHandle
+from tfcluster.wire.agent_handle import AgentHandle
 
 if TYPE_CHECKING:
     from tfcluster.agent.catalogue import Welcome
