@@ -64,7 +64,7 @@ class Agent:
             self._selector,
             carry_out=self._carry_out,
             resume_logs=self._resume,
-            stream_logs=streams.stream,
+            use_room=streams.stream,
             take_file=self._take_file,
         )
         self._preloader.serve(self._link, self._selector)

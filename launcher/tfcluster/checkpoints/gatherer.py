@@ -10,7 +10,6 @@ import contextlib
 import json
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,7 +26,7 @@ from tfcluster.checkpoints.copying import (
     source_of,
 )
 from tfcluster.checkpoints.recognition import Checkpoint, CheckpointKind, Entry, find, oldest_first
-from tfcluster.checkpoints.store import Damaged, Gathered, IncompleteError, Store, worth_keeping
+from tfcluster.checkpoints.store import Damaged, Gathered, IncompleteError, Store
 
 _MOST_SAVES_BYTES = 4 << 20
 """The size from which the file of reported saves is written anew."""
@@ -237,15 +236,9 @@ class Gatherer:
         ages = {held.checkpoint: held.age for held in self.store.held}
         new = {c: _reported_of(c, reported)[0] for c in complete if c not in ages}
         ages |= self.store.ages_of(new)
-        series: dict[str, list[Checkpoint]] = defaultdict(list)
-        for checkpoint in (ordered := oldest_first(ages, ages.__getitem__)):
-            series[ages[checkpoint].series].append(checkpoint)
-        worth = set[Checkpoint]()
-        for members in series.values():
-            keep = 1 if members[0].kind is CheckpointKind.BACKUP else self.store.keep
-            worth.update(worth_keeping(members, ages.__getitem__, keep))
-        worth.intersection_update(new)
-        worth = {c for c in worth if self._failed.get(c, 0.0) <= self._clock()}
+        ordered = oldest_first(ages, ages.__getitem__)
+        kept = new.keys() & self.store.worth_keeping(ordered, ages.__getitem__)
+        worth = {c for c in kept if self._failed.get(c, 0.0) <= self._clock()}
         return self._limit_names([c for c in reversed(ordered) if c in worth])
 
     def _limit_names(self, new: Sequence[Checkpoint]) -> list[Checkpoint]:

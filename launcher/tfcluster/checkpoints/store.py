@@ -55,7 +55,7 @@ from tfcluster.checkpoints.recognition import (
     oldest_first,
 )
 
-T = TypeVar("T")
+K = TypeVar("K", "Checkpoint", "Gathered")
 
 _NOTE = ".tfcluster.json"
 _NOTE_OF_DAMAGED = ".tfcluster-damaged.json"
@@ -315,16 +315,28 @@ class Store:
             return self.root / name
         return self.root / f"{name}.{1 + max((int(m[1] or 1) for m in existing), default=1)}"
 
-    def _prune(self) -> None:
-        series: dict[str, list[Gathered]] = defaultdict(list)
-        for held in self._held:
-            series[held.checkpoint.series].append(held)
+    def worth_keeping(self, items: Iterable[K], age: Callable[[K], Age]) -> list[K]:
+        """Return those of `items`, oldest first, that a store keeps of each series.
+
+        These are the newest `keep`, or one backup, and the one that was written last: a script may
+        train again, from step 0, and then its steps are lower.
+        """
+        series: dict[str, list[K]] = defaultdict(list)
+        for item in items:
+            series[age(item).series].append(item)
+        kept = list[K]()
         for members in series.values():
-            keep = 1 if members[0].kind is CheckpointKind.BACKUP else self.keep
-            kept = worth_keeping(members, lambda held: held.age, keep)
-            for old in members:
-                if old not in kept:
-                    self.forget(old)
+            count = 1 if members[0].kind is CheckpointKind.BACKUP else self.keep
+            last = max(members, key=lambda member: age(member).saved_ns)
+            if last not in members[-count:]:
+                kept.append(last)
+            kept += members[-count:]
+        return kept
+
+    def _prune(self) -> None:
+        kept = self.worth_keeping(self._held, lambda held: held.age)
+        for old in [held for held in self._held if held not in kept]:
+            self.forget(old)
         self._write_checkpoint_file()
 
     def _write_checkpoint_file(self) -> None:
@@ -343,17 +355,6 @@ class Store:
             if not broken.is_set_aside:
                 self._set_aside(broken)
         self._write_checkpoint_file()
-
-
-def worth_keeping(members: Sequence[T], age: Callable[[T], Age], keep: int) -> Sequence[T]:
-    """Return those of one series, oldest first, that a store keeps.
-
-    These are the newest `keep`, and the one that was written last: a script may train again, from
-    step 0, and then its steps are lower.
-    """
-    newest = members[-keep:]
-    last = max(members, key=lambda member: age(member).saved_ns)
-    return newest if last in newest else [last, *newest]
 
 
 def newest_of_each(held: Sequence[Gathered], *, place: int | None = None) -> tuple[Gathered, ...]:

@@ -37,17 +37,17 @@ class CoordinatorLink:
         selector: selectors.BaseSelector,
         carry_out: Callable[[dict[str, Any]], None],
         resume_logs: Callable[[dict[str, int]], None],
-        stream_logs: Callable[[], None],
+        use_room: Callable[[], None],
         take_file: Callable[[str, int, bytes], None],
     ) -> None:
         """Listen on the configured socket.
 
         `carry_out` gets each new message once, `resume_logs` the offsets of a hello, `take_file`
-        the bytes of `F` frames; `stream_logs` is called whenever there may be room to send.
+        the bytes of `F` frames; `use_room` is called whenever there may be room to send.
         """
         self._take_file = take_file
         self._config, self._recorder, self._selector = config, recorder, selector
-        self._carry_out, self._resume_logs, self._stream_logs = carry_out, resume_logs, stream_logs
+        self._carry_out, self._resume_logs, self._use_room = carry_out, resume_logs, use_room
         self._session = protocol.Session()
         self._connection: Connection | None = None
         self._pending: list[Connection] = []
@@ -192,7 +192,7 @@ class CoordinatorLink:
             self._on_frames(connection, frames)
         except protocol.ProtocolError as error:
             self._refuse(connection, str(error))
-        self._stream_logs()
+        self._use_room()
         self._flush(connection)
 
     def _on_frames(self, connection: Connection, frames: list[tuple[bytes, bytes]]) -> None:
