@@ -247,8 +247,8 @@ class LocalSource:
     """A folder of this machine."""
 
     folder: Path
-    most: int = budgets.LISTED_CHECKPOINTS
-    """The limit of files and folders in a listing; a larger one is an error."""
+    most: int | None = budgets.LISTED_CHECKPOINTS
+    """The limit of files and folders in a listing, if any; a larger one is an error."""
     enters: Callable[[str], bool] = lambda path: True
 
     def scan(self, *, stopped: Stopped = never) -> tuple[Entry, ...]:

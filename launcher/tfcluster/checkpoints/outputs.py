@@ -16,7 +16,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from tfcluster.agent import budgets
 from tfcluster.agent.error_text import describe_error
 from tfcluster.checkpoints.copying import LocalSource, Source, SourceChangedError, Stopped, never
 from tfcluster.checkpoints.damage import find_output_damage
@@ -84,7 +83,7 @@ def gather_outputs(
         parts = [pattern.rstrip("/").split("/") for pattern in globs]
         source: Source = LocalSource(
             workdir,
-            most=budgets.LISTED_OUTPUTS,
+            most=None,
             enters=lambda folder: any(_may_match_below(folder, each) for each in parts),
         )
     else:

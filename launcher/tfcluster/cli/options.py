@@ -72,7 +72,9 @@ def _off_switch(flag: str, parameter: str, help_text: str) -> Decorator:
     )
 
 
-set_option = click.option("--set", "sets", multiple=True, metavar="A.B=C", help="Override a field.")
+set_option = click.option(
+    "--set", "sets", multiple=True, metavar="A.B=C", help="Set a field of the spec."
+)
 python_option = click.option("--python", metavar="PATH", help="Python that runs the tasks.")
 backend_option = click.option(
     "--backend",

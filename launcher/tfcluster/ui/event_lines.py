@@ -61,7 +61,10 @@ def _format(event: Event, formatters: Mapping[str, _Formatter]) -> EventLine | N
         return None
     if text is None:
         return None
-    kind = "bad" if _has_failed(event) else kind
+    if _has_failed(event):
+        kind = "bad"
+    elif event.get("status") == "interrupted":
+        kind = "warn"
     return EventLine(text, kind, _STYLES_OF_TYPES.get(event["type"], _STYLES[kind]))
 
 

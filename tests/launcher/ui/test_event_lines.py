@@ -98,6 +98,8 @@ def test_each_event_has_its_line(event: Event, expected: str | None) -> None:
         (ev.RunFinished(status="timed_out", exit_code=4, reason="too long"), "bad",
          "the run ended: timed out: too long"),
         (ev.RunFinished(status="succeeded", exit_code=0), "good", "the run ended: succeeded"),
+        (ev.RunFinished(status="interrupted", exit_code=143), "warn",
+         "the run ended: interrupted"),
         (ev.Warned(message="careful", closing=True), "warn", "careful"),
     ],
 )  # fmt: skip
