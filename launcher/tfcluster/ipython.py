@@ -20,11 +20,11 @@ from tfcluster import api, functions
 from tfcluster.errors import TfclusterError, UsageError
 from tfcluster.run_handle import JobFailed, Result, Run
 from tfcluster.rundir.snapshot import RunSnapshot
-from tfcluster.ui.excerpt import excerpt
 from tfcluster.ui.follow import RunView
 from tfcluster.ui.formats import cut_to_columns
-from tfcluster.ui.frame import format_status_line
 from tfcluster.ui.history import log_of_cause
+from tfcluster.ui.live_panel import format_status_line
+from tfcluster.ui.log_excerpt import excerpt
 from tfcluster.ui.merged_logs import LineStyle, MergedLogs
 from tfcluster.ui.panels import root_cause_panel
 from tfcluster.ui.render import plain_text

@@ -12,8 +12,8 @@ from tfcluster.api import get_run
 from tfcluster.backends import job_watch, past_runs
 from tfcluster.backends.local import warm_agents
 from tfcluster.cli.completion import live_runs, run_names
-from tfcluster.cli.elsewhere import SchedulerChoice, scheduler_options
 from tfcluster.cli.options import read_age
+from tfcluster.cli.scheduler_runs import SchedulerChoice, scheduler_options
 from tfcluster.coordinator import cleanup
 from tfcluster.errors import NodeLostError, SetupError, UnknownRunError, UsageError
 from tfcluster.run_handle import Run

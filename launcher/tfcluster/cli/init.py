@@ -16,7 +16,7 @@ import click
 from tfcluster.agent.error_text import reason_of
 from tfcluster.cli.completion import completer
 from tfcluster.errors import UsageError, join_first, similar_file
-from tfcluster.plans.imports import Code
+from tfcluster.plans.script_analysis import Code
 from tfcluster.spec import SPEC_NAMES, published_schema, run_name, yaml_text
 from tfcluster.ui.formats import plural
 from tfcluster.ui.terminal import Terminal

@@ -17,8 +17,8 @@ from tfcluster.backends import job_watch
 from tfcluster.checkpoints.copying import SourceChangedError
 from tfcluster.checkpoints.store import Damaged, Gathered, fill
 from tfcluster.cli.completion import run_names
-from tfcluster.cli.elsewhere import SchedulerChoice, option_of, scheduler_options
 from tfcluster.cli.options import write_output
+from tfcluster.cli.scheduler_runs import SchedulerChoice, option_of, scheduler_options
 from tfcluster.coordinator.curves import tensorboard_server
 from tfcluster.errors import SetupError, UsageError
 from tfcluster.run_handle import Run

@@ -18,8 +18,8 @@ from tfcluster.backends import job_watch, past_runs
 from tfcluster.backends.local import warm_agents
 from tfcluster.checkpoints.store import load_hint, read_store
 from tfcluster.cli.completion import live_runs, run_names, task_names
-from tfcluster.cli.elsewhere import Scheduler, SchedulerChoice, option_of, scheduler_options
 from tfcluster.cli.options import parse_moment
+from tfcluster.cli.scheduler_runs import Scheduler, SchedulerChoice, option_of, scheduler_options
 from tfcluster.errors import SetupError, UsageError
 from tfcluster.rundir import registry
 from tfcluster.rundir.figures import state_json
@@ -29,9 +29,9 @@ from tfcluster.rundir.snapshot import RunSnapshot
 from tfcluster.rundir.states import Status
 from tfcluster.rundir.task_logs import end_of_lines, find_label, newest_attempts, rank
 from tfcluster.ui import history
-from tfcluster.ui.excerpt import excerpt
 from tfcluster.ui.follow import RunView, line_style_for
 from tfcluster.ui.formats import plural
+from tfcluster.ui.log_excerpt import excerpt
 from tfcluster.ui.merged_logs import LineStyle, LogFilter, MergedLogs
 from tfcluster.ui.overview import LiveRuns, describe, watch
 from tfcluster.ui.panels import closing_panel, root_cause_panel, runs_grid, status_panel

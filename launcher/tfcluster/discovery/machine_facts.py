@@ -20,11 +20,11 @@ from tfcluster.errors import InterpreterError, UsageError
 from tfcluster.plans import command
 from tfcluster.plans.context import LOCAL, PlacedTask, PlanContext
 from tfcluster.plans.environment import parse_env_file
-from tfcluster.plans.imports import Code
 from tfcluster.plans.job_facts import needs_tensorflow
 from tfcluster.plans.placement import by_node
 from tfcluster.plans.plan import Gpu, Interpreter
 from tfcluster.plans.resources import Cores
+from tfcluster.plans.script_analysis import Code
 from tfcluster.spec.cluster import is_loopback
 
 if TYPE_CHECKING:

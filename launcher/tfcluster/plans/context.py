@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from tfcluster import kinds
 from tfcluster.kinds import BackendKind
 from tfcluster.plans import remote_paths
-from tfcluster.plans.imports import Code
 from tfcluster.plans.plan import Gpu, Gpus, Interpreter, TaskId
 from tfcluster.plans.resources import Cores
+from tfcluster.plans.script_analysis import Code
 
 LOCAL = "local"
 """The name of the node on this machine."""

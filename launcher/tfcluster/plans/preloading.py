@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from tfcluster.plans.imports import UNKNOWN, Code
 from tfcluster.plans.job_facts import has_hooks
 from tfcluster.plans.plan import Command, Plan, TaskPlan
+from tfcluster.plans.script_analysis import UNKNOWN, Code
 
 if TYPE_CHECKING:
     from tfcluster.plans.context import PlanContext

@@ -31,8 +31,8 @@ from tfcluster.nodes.reports import PREFLIGHT, loss_of_node
 from tfcluster.nodes.shared_workdirs import placed_mark
 from tfcluster.plans.context import LOCAL
 from tfcluster.plans.plan import NodePlan, Plan
-from tfcluster.preflight import all_reduce, probes, rules
-from tfcluster.preflight.all_reduce import Measurement
+from tfcluster.preflight import link_speed, probes, rules
+from tfcluster.preflight.link_speed import Measurement
 from tfcluster.preflight.preflight_report import Finding, PreflightReport
 from tfcluster.preflight.probes import probe_nodes
 from tfcluster.preflight.rules import Needs
@@ -285,7 +285,7 @@ class _Visit:
         devices = {
             node: result["devices"] for node, result in imports.items() if "devices" in result
         }
-        if reason := all_reduce.why_not(self.plan, devices):
+        if reason := link_speed.why_not(self.plan, devices):
             return replace(report, notes=(*report.notes, f"No all-reduce was measured: {reason}"))
         measurement = self._measurement = Measurement(self.plan, self.hub, paths, devices)
         tell(measurement.announcement)

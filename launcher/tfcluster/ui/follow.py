@@ -26,9 +26,9 @@ from tfcluster.rundir.task_logs import LogSource, last_lines, prepare_label
 from tfcluster.ui.event_lines import format_event
 from tfcluster.ui.figure_text import Trend
 from tfcluster.ui.folder_watch import BATCH_S, FolderWatch
-from tfcluster.ui.frame import LEAST_ROWS, Scene, draw_frame, format_status_line
 from tfcluster.ui.job_control import JobControl
 from tfcluster.ui.lines import sanitize
+from tfcluster.ui.live_panel import LEAST_ROWS, Scene, draw_frame, format_status_line
 from tfcluster.ui.merged_logs import LineStyle, LogFilter, MergedLogs
 from tfcluster.ui.native_lines import NativeFilter
 from tfcluster.ui.terminal import Stream, Terminal

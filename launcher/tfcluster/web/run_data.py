@@ -28,8 +28,8 @@ from tfcluster.rundir.task_logs import rank
 from tfcluster.typed_json import to_json
 from tfcluster.ui import history, plan_view
 from tfcluster.ui.event_lines import format_moment
-from tfcluster.ui.excerpt import excerpt
 from tfcluster.ui.formats import format_exit
+from tfcluster.ui.log_excerpt import excerpt
 
 _MOST_PLANNED = 100
 """The tasks whose plan a page gets: each TF_CONFIG has the addresses of all tasks."""

@@ -40,7 +40,7 @@ from tfcluster.rundir import chaos, registry, run_writer
 from tfcluster.rundir.figures import figures_of
 from tfcluster.ui.event_lines import format_event
 from tfcluster.ui.figure_text import Trend, draw_trend
-from tfcluster.ui.frame import Scene, draw_frame, format_status_line
+from tfcluster.ui.live_panel import Scene, draw_frame, format_status_line
 from tfcluster.ui.panels import closing_panel, root_cause_panel, runs_grid, status_panel
 from tfcluster.ui.render import plain_text
 

@@ -29,7 +29,7 @@ from tfcluster.rundir.states import Status
 from tfcluster.supervision.decisions import StopRequest
 from tfcluster.typed_json import from_json
 from tfcluster.ui.event_lines import format_event
-from tfcluster.ui.frame import format_status_line
+from tfcluster.ui.live_panel import format_status_line
 from tfcluster.ui.panels import runs_grid, status_panel
 from tfcluster.ui.render import plain_text
 

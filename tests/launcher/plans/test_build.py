@@ -12,10 +12,10 @@ from tests.launcher.plans.conftest import on
 
 from tfcluster.plans.build import make_plan
 from tfcluster.plans.context import PlanContext
-from tfcluster.plans.imports import Code
 from tfcluster.plans.plan import EnvVar, Interpreter, Plan, TaskId
 from tfcluster.plans.preloading import preload_on
 from tfcluster.plans.resources import EVEN_SHARE
+from tfcluster.plans.script_analysis import Code
 from tfcluster.spec.model import ClusterSpec
 
 Planner = Callable[..., Plan]

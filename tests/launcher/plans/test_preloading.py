@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from tfcluster.plans.imports import Code
 from tfcluster.plans.plan import Plan
 from tfcluster.plans.preloading import PreloadPlan, preload_on
+from tfcluster.plans.script_analysis import Code
 
 Planner = Callable[..., Plan]
 KERAS_JOB = Code(frozenset({"tensorflow", "numpy", "os"}), frozenset({"keras"}))

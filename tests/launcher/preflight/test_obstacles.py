@@ -13,8 +13,8 @@ from tfcluster.discovery.planning import Planned
 from tfcluster.errors import InterpreterError, SetupError
 from tfcluster.plans.build import make_plan
 from tfcluster.plans.context import PlanContext
-from tfcluster.plans.imports import Code
 from tfcluster.plans.plan import Interpreter
+from tfcluster.plans.script_analysis import Code
 from tfcluster.preflight import rules
 from tfcluster.spec.model import ClusterSpec
 

@@ -172,7 +172,7 @@ TAIL = """
 import re, resource, sys
 from pathlib import Path
 from tfcluster.rundir.task_logs import LogSource, tail_offset
-from tfcluster.ui.excerpt import excerpt
+from tfcluster.ui.log_excerpt import excerpt
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 log = Path(sys.argv[1])
 search = re.compile(b"x").search

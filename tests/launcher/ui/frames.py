@@ -7,7 +7,7 @@ from typing import Any
 from tfcluster.rundir.figures import figures_of
 from tfcluster.rundir.snapshot import RunSnapshot, TaskSnapshot
 from tfcluster.rundir.states import Status
-from tfcluster.ui.frame import Scene, draw_frame
+from tfcluster.ui.live_panel import Scene, draw_frame
 
 START = 1_700_000_000.0
 

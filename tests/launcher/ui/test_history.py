@@ -11,7 +11,7 @@ from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.snapshot import RunSnapshot, TaskSnapshot
 from tfcluster.rundir.states import Status
 from tfcluster.ui import history
-from tfcluster.ui.frame import format_status_line
+from tfcluster.ui.live_panel import format_status_line
 from tfcluster.ui.panels import closing_panel, root_cause_panel, runs_grid, status_panel
 from tfcluster.ui.render import part_lines, plain_text
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tfcluster.ui.excerpt import excerpt
+from tfcluster.ui.log_excerpt import excerpt
 
 ABSL = "I0000 00:00:1795784384.891679   26055 "
 ERROR = "E0000 00:00:1795784384.891679   26055 "

@@ -14,7 +14,7 @@ from tests.documentation import unprinted
 
 from tfcluster.rundir.snapshot import TaskSnapshot
 from tfcluster.rundir.states import Status
-from tfcluster.ui.frame import choose_tasks, draw_frame
+from tfcluster.ui.live_panel import choose_tasks, draw_frame
 
 from .frames import START, frame_of, run_of, scene_of, worker
 

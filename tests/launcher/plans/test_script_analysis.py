@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tfcluster.plans.imports import Code
+from tfcluster.plans.script_analysis import Code
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from tests.launcher.messages import read_report
 from tfcluster.nodes.hub import Hub
 from tfcluster.nodes.probe_answers import ProbeAnswer
 from tfcluster.plans.plan import NodePlan, Plan, TaskId
-from tfcluster.preflight import all_reduce
-from tfcluster.preflight.all_reduce import Measurement
+from tfcluster.preflight import link_speed
+from tfcluster.preflight.link_speed import Measurement
 from tfcluster.preflight.preflight_report import Finding, MeasuredAllReduce, PreflightReport
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.typed_json import from_json
@@ -39,22 +39,22 @@ def names(links: Sequence[tuple[TaskId, TaskId]]) -> list[str]:
 
 
 def test_links_are_those_between_nodes_or_between_the_workers_of_the_only_node() -> None:
-    links = all_reduce.links_of(plan_over("a", "a", "b", "b", "c"))[0]
+    links = link_speed.links_of(plan_over("a", "a", "b", "b", "c"))[0]
     assert names(links) == ["0-2", "0-4", "2-4"]
-    assert names(all_reduce.links_of(plan_over("a", "a", "a"))[0]) == ["0-1", "0-2", "1-2"]
+    assert names(link_speed.links_of(plan_over("a", "a", "a"))[0]) == ["0-1", "0-2", "1-2"]
 
 
 def test_of_many_nodes_only_the_links_of_the_ring_are_measured_and_the_report_says_so() -> None:
-    links, left_out = all_reduce.links_of(plan_over(*map(str, range(12))))
+    links, left_out = link_speed.links_of(plan_over(*map(str, range(12))))
     assert names(links) == [*(f"{n}-{n + 1}" for n in range(11)), "11-0"]
     assert left_out == "Only 12 of 66 links were measured: neighbours in the ring"
 
 
 def test_the_chief_is_the_first_worker_and_others_take_no_part() -> None:
     plan = plan_of("evaluator:0", "worker:0", "worker:1", "chief:0")
-    workers = [str(task.id) for task in all_reduce.workers_of(plan)]
+    workers = [str(task.id) for task in link_speed.workers_of(plan)]
     assert workers == ["chief:0", "worker:0", "worker:1"]
-    order = json.loads(all_reduce.order_of(plan, ["RING"]))
+    order = json.loads(link_speed.order_of(plan, ["RING"]))
     assert order["groups"] == [
         ["chief:0", "worker:0"],
         ["chief:0", "worker:1"],
@@ -75,15 +75,15 @@ def test_the_chief_is_the_first_worker_and_others_take_no_part() -> None:
 def test_nccl_applies_where_every_worker_has_a_gpu(
     devices: Mapping[str, Sequence[str]], expected: Sequence[str]
 ) -> None:
-    assert all_reduce.communications(plan_over("a", "b"), devices) == expected
+    assert link_speed.communications(plan_over("a", "b"), devices) == expected
 
 
 def test_nccl_does_not_apply_to_workers_that_share_a_gpu() -> None:
     plan = plan_over("a", "a")
     shared = replace(plan, tasks=tuple(replace(task, gpus=(0,)) for task in plan.tasks))
-    assert all_reduce.communications(shared, {"a": GPU}) == ("RING",)
+    assert link_speed.communications(shared, {"a": GPU}) == ("RING",)
     apart = tuple(replace(task, gpus=(task.id.index,)) for task in plan.tasks)
-    assert all_reduce.communications(replace(plan, tasks=apart), {"a": GPU}) == ("RING", "NCCL")
+    assert link_speed.communications(replace(plan, tasks=apart), {"a": GPU}) == ("RING", "NCCL")
 
 
 @pytest.mark.parametrize(
@@ -103,8 +103,8 @@ def test_nccl_does_not_apply_to_workers_that_share_a_gpu() -> None:
 def test_the_reason_why_nothing_can_be_measured_is_known(
     plan: Plan, devices: Mapping[str, Sequence[str]], why: str
 ) -> None:
-    assert all_reduce.why_not(plan, devices).startswith(why)
-    assert bool(all_reduce.why_not(plan, devices)) == bool(why)
+    assert link_speed.why_not(plan, devices).startswith(why)
+    assert bool(link_speed.why_not(plan, devices)) == bool(why)
 
 
 def measured(seconds: float, *workers: int, name: str = "RING") -> MeasuredAllReduce:
@@ -199,8 +199,8 @@ def test_what_the_workers_report_is_the_result_once_all_have_ended(paths: RunPat
     ends = [exited("worker:0"), exited("worker:1")]
     report, is_over = report_of(plan_over("a", "b"), paths, RING, *ends)
     assert (is_over, report.findings, report.notes) == (True, (), ())
-    all_reduce = MeasuredAllReduce("RING", ("worker:0", "worker:1"), ("a", "b"), 0.5)
-    assert report.all_reduces == (all_reduce,)
+    measured = MeasuredAllReduce("RING", ("worker:0", "worker:1"), ("a", "b"), 0.5)
+    assert report.all_reduces == (measured,)
     assert not report_of(plan_over("a", "b"), paths, RING, ends[0])[1]
     torn = exited("worker:1", None, signal=6)  # another was faster to leave
     assert report_of(plan_over("a", "b"), paths, RING, ends[0], torn)[0].findings == ()

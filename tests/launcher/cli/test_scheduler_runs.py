@@ -10,7 +10,7 @@ from tests.launcher.conftest import plan_of
 
 from tfcluster.backends import job_watch, jobs
 from tfcluster.backends.jobs import JobPhase, JobState
-from tfcluster.cli.elsewhere import SchedulerChoice
+from tfcluster.cli.scheduler_runs import SchedulerChoice
 from tfcluster.errors import UnknownRunError
 from tfcluster.rundir import registry
 from tfcluster.rundir.events import JobSubmitted
