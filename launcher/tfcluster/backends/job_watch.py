@@ -244,7 +244,8 @@ def _correct(paths: RunPaths, recorded: RunSnapshot, state: JobState) -> RunSnap
         return replace(queued, waits_for=f"nodes: {reason}")
     if state.phase is JobPhase.SUSPENDED:
         waits_for = "the scheduler, which has suspended its job"
-        return replace(recorded, status=Status.SUSPENDED, waits_for=waits_for)
+        suspended = replace(recorded, status=Status.SUSPENDED, queue_reason=None)
+        return replace(suspended, waits_for=waits_for)
     if recorded.status is Status.QUEUED and state.phase is JobPhase.RUNNING:
         waits_for = "its coordinator, which is starting"
         return replace(recorded, waits_for=waits_for, queue_reason=None)
@@ -313,7 +314,8 @@ def _conclude(paths: RunPaths, run: RunSnapshot, state: JobState) -> RunSnapshot
             )
             writer.close()
     except (OSError, DamagedRunError):  # the folder was deleted
-        return replace(run, status=end.status, reason=end.reason, waits_for=None)
+        ended = replace(run, status=end.status, reason=end.reason)
+        return replace(ended, waits_for=None, queue_reason=None)
     if paths.is_copy:  # the machine that has started it removes it
         return run
     if state.end is not None:

@@ -272,7 +272,7 @@ def _mark_lost(paths: RunPaths, state: RunSnapshot) -> None:
     """Mark the run as lost since its last event; nodes that outlive it keep their leases."""
     if state.ended_at is None:
         state.leases = leases(paths, state, time.time())
-    state.status, state.waits_for = Status.LOST, None
+    state.status, state.waits_for, state.queue_reason = Status.LOST, None, None
     with contextlib.suppress(OSError):
         state.ended_at = paths.events.stat().st_mtime
     state.ended_at = state.ended_at or time.time()

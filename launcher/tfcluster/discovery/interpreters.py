@@ -72,6 +72,7 @@ class Reason(StrEnum):
     ON_PATH = "python3 on PATH"
     """The first one, which nothing chose."""
     CALLING = "the Python that called tfcluster"
+    """That of local tasks in a run of the Python API."""
 
 
 Choice = Callable[[], Interpreter]

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 _MAX_FILES = 60
 """Limit of the job's own modules that are read for their imports."""
-"""The reason for the Python of local tasks in a run of the Python API."""
 
 
 def gather(

@@ -92,8 +92,6 @@ class Interpreter:
     version: str | None = None
     packages: Mapping[str, str] = field(default_factory=dict, hash=False)
     """The installed of tensorflow, keras, tf-keras, tensorflow-estimator, numpy and protobuf."""
-    is_default: bool = field(default=False, metadata=ONLY_IF_SET)
-    """True for the ``python3`` on PATH of tasks whose Python nothing chose."""
 
 
 Gpu = int | str

@@ -105,7 +105,8 @@ class _Changes:
             job["restarts"] = event.restarts
         state.continued = {"attempt": event.attempt, "ran_s": event.ran_s}
         state.agents, state.nodes, state.leases = {}, {}, {}
-        state.waits_for = state.stop_by = state.gathering = state.tensorboard = None
+        state.waits_for = state.queue_reason = None
+        state.stop_by = state.gathering = state.tensorboard = None
         state.stall, state.alerts = None, {}
         state.ended_at = state.exit_code = state.reason = state.hint = None
         for task in state.tasks:

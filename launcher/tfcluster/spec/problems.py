@@ -16,9 +16,9 @@ from tfcluster.spec import FieldPath, published_schema, shorten
 from tfcluster.spec.fields import Mistake, RulesBroken
 
 _KEY = "[key]"
+"""The last part of an error's path where pydantic refuses the key itself."""
 _TAGS = frozenset({"<number>", "<list>", "<all>", "<word>", "<network>"})
 """Names of union branches that pydantic puts into the path of an error; not part of the spec."""
-"""The last part of an error's path where pydantic refuses the key itself."""
 _EXPECTED = {
     "string_type": "a string",
     "int_type": "an integer",

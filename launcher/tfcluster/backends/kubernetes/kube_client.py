@@ -227,7 +227,7 @@ def _context_names(namespace: str | None) -> Iterator[str]:
 
 
 def _places() -> str:
-    """Return the places of kubeconfigs (kubernetes.io: Organizing KubeCluster Access)."""
+    """Return the places of kubeconfigs (kubernetes.io: Organizing Cluster Access)."""
     return os.environ.get("KUBECONFIG", os.path.expanduser("~/.kube/config"))
 
 

@@ -245,7 +245,7 @@ class Wait:
         elif lasted_s >= _GONE_S and not (self.is_first or self.may_remove(uid)):
             reason = await explain(self.cluster, uid, pod)
             loss = reason.loss_of(name) if reason else "its kubelet has not reported its end"
-            raise NodeLostError(f"{self.names[name]} may still run: {loss}")
+            raise NodeLostError(f"may still run: {loss}", node=self.names[name])
 
     async def _explain(self, name: str, pod: Object | None) -> str:
         """Say why a pod waits; raise SetupError if another one would, too."""
