@@ -261,7 +261,7 @@ class Restarting(Event):
 class Diagnosis(Event):
     root_cause: Mapping[str, Any]
     """The fields task, node, attempt, kind, reason, and where they are known exit_code or signal,
-    exception, file, line, hint, docs."""
+    exception, file, line, hint, docs; has_only_a_code if the reason is the exit code alone."""
     collateral: tuple[str, ...] = ()
     attempt: int | None = None
 

@@ -362,10 +362,16 @@ class Failure:
         if self.killed_by is not None:
             code = f" (exit code {self.exit_code})" if self.exit_code is not None else ""
             return f"killed by {signal_name(self.killed_by)}{code}{self._crash}"
-        refusal = self.refused_arguments
-        return f"exit code {self.exit_code}" + (
-            f": {log_errors.shorten(refusal)}" if refusal else ""
+        refusal = (
+            f": {log_errors.shorten(self.refused_arguments)}" if self.refused_arguments else ""
         )
+        return f"exit code {self.exit_code}{refusal}"
+
+    @property
+    def has_only_a_code(self) -> bool:
+        """True if `reason` says no more than the exit code."""
+        has_more = self.observed or self.exception or self.killed_by or self.refused_arguments
+        return not has_more and self.kind not in (Kind.OUT_OF_MEMORY, Kind.PREEMPTED)
 
     @property
     def place(self) -> str:

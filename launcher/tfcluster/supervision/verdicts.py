@@ -88,6 +88,8 @@ def diagnosis(
         known = CIRCUMSTANCES["states_differ"]
         reason = f"{state}\nthen {cause.task}: {root['reason']}"
         root |= {"reason": reason, "hint": known.hint, "docs": known.docs}
+    if cause.has_only_a_code and root["reason"] == cause.reason:
+        root["has_only_a_code"] = True
     if not_restarted is not None:
         root["not_restarted"] = not_restarted
     return ev.Diagnosis(root_cause=root, collateral=tuple(collateral), attempt=cause.attempt)

@@ -89,8 +89,7 @@ def root_cause_panel(
         return None
     task = str(cause.get("task", "?"))
     how = format_exit(cause.get("exit_code"), cause.get("signal"))
-    has_more = cause.get("kind") != "exit_code" or cause.get("also") or cause.get("docs")
-    parts: list[Part] = [str(cause.get("reason", ""))] if has_more else []
+    parts: list[Part] = [] if cause.get("has_only_a_code") else [str(cause.get("reason", ""))]
     parts += history.format_fix(cause)
     parts += history.format_consequences(snapshot)
     if last_lines:

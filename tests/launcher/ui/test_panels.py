@@ -26,6 +26,8 @@ from tfcluster.plans.plan import (
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.snapshot import RunSnapshot, TaskSnapshot
 from tfcluster.rundir.states import Status
+from tfcluster.supervision.failure import Failure
+from tfcluster.supervision.verdicts import diagnosis
 from tfcluster.ui.panels import (
     checkpoints_grid,
     closing_panel,
@@ -132,6 +134,28 @@ def test_the_gpus_that_tensorflow_registers_are_a_column_where_there_are_any() -
         grid = grid_of(run)
         assert ("GPUs" in grid.headers) == (shown is not None)
         assert shown is None or grid.rows[0][grid.headers.index("GPUs")] == shown
+
+
+@pytest.mark.parametrize(
+    ("failures", "reason"),
+    [
+        ([Failure("worker:0", 127, None)], None),
+        ([Failure(f"worker:{number}", 3, None) for number in (0, 1)],
+         "exit code 3\nthe same on worker:1"),
+        ([Failure("worker:0", 1, None, last_lines="Address already in use")], None),
+        ([Failure("worker:0", None, 9)], "killed by SIGKILL"),
+    ],
+)  # fmt: skip
+def test_a_reason_that_is_only_the_exit_code_is_not_said_twice(
+    failures: list[Failure], reason: str | None
+) -> None:
+    found = diagnosis(failures, plan())
+    assert found is not None
+    panel = root_cause_panel(replace(failed_run(), diagnosis=found.facts()), PATHS)
+    assert panel is not None
+    assert panel.title.startswith("root cause: worker:0, ")
+    assert (panel.parts[0] == reason) == (reason is not None)
+    assert not str(panel.parts[0]).startswith("exit code") or reason is not None
 
 
 def panels() -> list[Panel]:
