@@ -12,11 +12,9 @@ from tfcluster.coordinator.loop import Loop
 from tfcluster.coordinator.lost_nodes import LostNodes
 from tfcluster.coordinator.startup import Startup, loss_by
 from tfcluster.errors import NodeLostError, SetupError
-from tfcluster.nodes.hub import Hub
 from tfcluster.nodes.orders import Answers
-from tfcluster.plans.plan import Plan, TaskId
+from tfcluster.plans.plan import TaskId
 from tfcluster.rundir.events import Event, NodesAllocated, Warned
-from tfcluster.rundir.run_writer import RunWriter
 from tfcluster.rundir.states import Status
 from tfcluster.supervision.decisions import NextAttempt, StartAlone
 from tfcluster.supervision.restart_policy import chief_among
@@ -34,18 +32,6 @@ class Attempts:
     run_gathering: RunGathering
     due_alone: list[StartAlone] = field(default_factory=list)
     """Tasks to restart alone, while the others run on."""
-
-    @property
-    def plan(self) -> Plan:
-        return self.startup.plan
-
-    @property
-    def hub(self) -> Hub:
-        return self.startup.hub
-
-    @property
-    def run_writer(self) -> RunWriter:
-        return self.startup.run_writer
 
     async def run(self) -> None:
         """Start the first attempt and all that the supervisor orders, until cancelled.
@@ -68,14 +54,14 @@ class Attempts:
 
     async def start_first(self) -> None:
         """Open all nodes, bring them up and start the first attempt. Raises SetupError."""
-        hosts = await self.hub.open(self.plan.nodes)
-        state = self.run_writer.state
+        hosts = await self.startup.hub.open(self.startup.plan.nodes)
+        state = self.startup.run_writer.state
         if hosts or state.status is Status.QUEUED:
-            self.startup.plan = self.plan.at(hosts)
-            addresses = {str(task.id): task.address for task in self.plan.tasks}
-            allocation = self.hub.allocation
+            self.startup.plan = self.startup.plan.at(hosts)
+            addresses = {str(task.id): task.address for task in self.startup.plan.tasks}
+            allocation = self.startup.hub.allocation
             event = NodesAllocated(hosts=hosts, addresses=addresses, allocation=allocation)
-            self.run_writer.record(event)
+            self.startup.run_writer.record(event)
         self.supervisor.begin_run(
             self.loop.now(),
             self.run_gathering.newest,
@@ -83,10 +69,10 @@ class Attempts:
             ran_s=(state.continued or {}).get("ran_s", 0.0),
             restarts=state.restarts,
         )
-        await self.startup.bring_up(self.plan.nodes, unreached=self._start_without)
+        await self.startup.bring_up(self.startup.plan.nodes, unreached=self._start_without)
         members = self.supervisor.membership.members
         if state.attempt:  # its scheduler has started it again
-            chief = chief_among(self.plan, members)
+            chief = chief_among(self.startup.plan, members)
             self._record(await self.run_gathering.gather_left(chief))
         await self._start(state.attempt + 1, members)
 
@@ -118,7 +104,11 @@ class Attempts:
         to_start = self.supervisor.begin(number, members)
         self.due_alone.clear()
         # Tasks that the user starts by hand restore the same state as the others.
-        by_hand = [task.id for task in self.plan.by_hand if self.hub.uses_run_folder(task.node)]
+        by_hand = [
+            task.id
+            for task in self.startup.plan.by_hand
+            if self.startup.hub.uses_run_folder(task.node)
+        ]
         step = await self._put_state_back([*to_start, *by_hand])
         self.run_gathering.follow_chief(self.supervisor.gang.chief)
         self._order_start(number, members, to_start, step)
@@ -128,7 +118,7 @@ class Attempts:
             return await self.run_gathering.put_state_back(tasks)
         finally:  # it may have found damaged checkpoints
             for event in self.run_gathering.take_events():
-                self.hub.put(partial(self.run_writer.record, event))
+                self.startup.hub.put(partial(self.startup.run_writer.record, event))
 
     def _order_start(
         self, number: int, members: Sequence[TaskId], tasks: Sequence[TaskId], step: int | None
@@ -145,12 +135,12 @@ class Attempts:
             return  # the run ends, or another gang is to start
         if self.run_gathering.has_missed:
             self._record(await self.run_gathering.gather_missed())
-        if any(node.capabilities.makes_nodes for node in self.plan.nodes):
-            for sentence in await self.hub.repair():
-                self.run_writer.record(Warned(message=sentence))
+        if any(node.capabilities.makes_nodes for node in self.startup.plan.nodes):
+            for sentence in await self.startup.hub.repair():
+                self.startup.run_writer.record(Warned(message=sentence))
         if again.fresh_ports and self.lost_nodes.is_next(again):
-            connected = [*filter(self.lost_nodes.is_connected, self.plan.nodes)]
-            answers = Answers(self.hub, self.loop.until, self.run_writer.wait_for)
+            connected = [*filter(self.lost_nodes.is_connected, self.startup.plan.nodes)]
+            answers = Answers(self.startup.hub, self.loop.until, self.startup.run_writer.wait_for)
             await self.startup.hold_ports(connected, answers)
             await self.lost_nodes.reconnect(again)
         if self.lost_nodes.is_next(again):
@@ -158,7 +148,7 @@ class Attempts:
 
     async def _restart_alone(self, order: StartAlone) -> None:
         await self.lost_nodes.part_from_leaving()
-        await self.lost_nodes.reconnect(None, only=self.plan.task(order.task).node)
+        await self.lost_nodes.reconnect(None, only=self.startup.plan.task(order.task).node)
         if order.task == self.supervisor.gang.chief:  # it continues from what it saved last
             self._record(await self.run_gathering.gather_latest(others_train=True))
         members = tuple(member.id for member in self.supervisor.gang)
@@ -172,4 +162,4 @@ class Attempts:
 
     def _record(self, events: Sequence[Event]) -> None:
         for event in events:
-            self.run_writer.record(event)
+            self.startup.run_writer.record(event)

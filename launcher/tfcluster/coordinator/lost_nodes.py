@@ -12,10 +12,8 @@ from tfcluster.coordinator.loop import Loop
 from tfcluster.coordinator.startup import Startup, loss_by
 from tfcluster.errors import PortInUseError, PrepareError, SetupError
 from tfcluster.node_loss import LossNature, NodeLoss
-from tfcluster.nodes.hub import Hub
-from tfcluster.plans.plan import NodePlan, Plan
+from tfcluster.plans.plan import NodePlan
 from tfcluster.rundir.events import Hint
-from tfcluster.rundir.run_writer import RunWriter
 from tfcluster.supervision.decisions import NextAttempt
 from tfcluster.supervision.membership import can_resize
 from tfcluster.supervision.supervisor import Supervisor
@@ -49,18 +47,6 @@ class LostNodes:
     _returning: asyncio.Queue[str] = field(default_factory=asyncio.Queue)
     """The given-up nodes of a gang that can grow again."""
 
-    @property
-    def plan(self) -> Plan:
-        return self.startup.plan
-
-    @property
-    def hub(self) -> Hub:
-        return self.startup.hub
-
-    @property
-    def run_writer(self) -> RunWriter:
-        return self.startup.run_writer
-
     def is_connected(self, node: NodePlan) -> bool:
         return node.name not in self._lost
 
@@ -79,8 +65,10 @@ class LostNodes:
         """Report to the supervisor that the node is taken away soon, and why if that is known."""
         if node not in self._lost | self._leaving:
             self._leaving.add(node)
-            loss = await self.hub.explain(node) or NodeLoss(f"{node} is taken away ({signal})")
-            self.hub.put(lambda: self.supervisor.node_leaving(node, loss, self.loop.now()))
+            loss = await self.startup.hub.explain(node) or NodeLoss(
+                f"{node} is taken away ({signal})"
+            )
+            self.startup.hub.put(lambda: self.supervisor.node_leaving(node, loss, self.loop.now()))
 
     def drop(self, node: str) -> None:
         """Note that the supervisor has given up the node's agent: nothing is sent to it."""
@@ -94,7 +82,7 @@ class LostNodes:
         """
         self._lost.add(node)
         self._given_up.add(node)
-        if can_resize(self.plan):
+        if can_resize(self.startup.plan):
             self._returning.put_nowait(node)
 
     async def part_from_leaving(self) -> None:
@@ -102,7 +90,7 @@ class LostNodes:
         leaving, self._leaving = self._leaving, set()
         for node in sorted(leaving):
             self._lost.add(node)
-            await self.hub.part_from(node)
+            await self.startup.hub.part_from(node)
 
     async def reconnect(self, again: NextAttempt | None, *, only: str = "") -> None:
         """Bring up the lost nodes, or `only` this one, for the attempt `again`.
@@ -139,7 +127,11 @@ class LostNodes:
                 self.supervisor.node_gone(name, _UNUSED, self.loop.now())
                 self.give_up(name)
         lost = self._lost - self._given_up
-        return [node for node in self.plan.nodes if node.name in lost and only in ("", node.name)]
+        return [
+            node
+            for node in self.startup.plan.nodes
+            if node.name in lost and only in ("", node.name)
+        ]
 
     async def _try(self, node: NodePlan, since: float | None) -> list[float]:
         """Try to bring up a lost node; the first such try, if not this, was at `since`.
@@ -147,14 +139,14 @@ class LostNodes:
         Return the moments at which another try must be made; none if there is to be no other one.
         """
         name, began = node.name, self.loop.now()
-        self.run_writer.wait_for(f"the agent of {name}")
+        self.startup.run_writer.wait_for(f"the agent of {name}")
         try:
             await self.startup.bring_up([node])
         except PortInUseError:
             raise
         except SetupError as error:
             # Its old agent may be the reason, unless the node was reached.
-            fence = self.hub.fenced_until(name) if name in self.startup.broken else 0.0
+            fence = self.startup.hub.fenced_until(name) if name in self.startup.broken else 0.0
             end = max(began if since is None else since, fence) + self.supervisor.patience_s(name)
             loss = loss_by(error)
             is_hopeless = isinstance(error, PrepareError) or loss.nature is LossNature.NO_PLACE
@@ -169,10 +161,10 @@ class LostNodes:
                 if fence > now
                 else f"{name} to answer: it is tried for {max(0.0, end - now):.0f} s more"
             )
-            self.run_writer.wait_for(awaited)
+            self.startup.run_writer.wait_for(awaited)
             if since is None:
                 hint = f"{error.message}; waiting for {awaited}"
-                self.run_writer.record(Hint(message=hint))
+                self.startup.run_writer.record(Hint(message=hint))
             return [at for at in (fence, end) if at > began]
         self._take_back(name)
         return []
@@ -198,11 +190,11 @@ class LostNodes:
         for pause_s in pauses():
             await asyncio.sleep(max(pause_s, least_s))
             with contextlib.suppress(SetupError):
-                await self.startup.bring_up([self.plan.node(name)], is_awaited=False)
+                await self.startup.bring_up([self.startup.plan.node(name)], is_awaited=False)
                 self._take_back(name)
-                self.hub.wake()  # to carry out the orders
+                self.startup.hub.wake()  # to carry out the orders
                 return
             least_s = 0.0
             if name in self.startup.reached:  # it answered, but cannot be used
-                least_s = self.plan.supervision.grow_every_s
-                await self.hub.part_from(name)
+                least_s = self.startup.plan.supervision.grow_every_s
+                await self.startup.hub.part_from(name)

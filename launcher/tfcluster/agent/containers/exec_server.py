@@ -420,23 +420,16 @@ def wake_on(*numbers: int) -> int:
     return read
 
 
-def _read_exactly(connection: socket.socket, size: int) -> bytes:
-    data = b""
-    while len(data) < size:
-        piece = connection.recv(size - len(data))
-        if not piece:
-            raise ConnectionError("the client closed it")
-        data += piece
-    return data
-
-
 def _read_line(connection: socket.socket) -> bytes:
     """Read one line, byte by byte: the bytes after it are frames."""
     line = b""
     while not line.endswith(b"\n"):
         if len(line) > _LONGEST_ORDER:
             raise ValueError("its order is too long")
-        line += _read_exactly(connection, 1)
+        piece = connection.recv(1)
+        if not piece:
+            raise ConnectionError("the client closed it")
+        line += piece
     return line
 
 
