@@ -21,7 +21,8 @@ from dataclasses import dataclass, field
 from typing import Any, Callable
 
 from tfcluster_workers import chaos, event_channel, last_step, stack_dumps
-from tfcluster_workers.step_times import StepTimes
+from tfcluster_workers.step_ends import StepEnds
+from tfcluster_workers.step_parts import StepParts
 
 INTERVAL_S = 0.5
 """Shortest time between two progress events; the first and the last are always sent."""
@@ -135,6 +136,7 @@ def training_begins() -> None:
     """Report that a training such as Keras's `fit` begins: to compile its step may take minutes."""
     _claim_unless_in_pool()
     note_work()
+    parts.restart()
     alive()
 
 
@@ -326,8 +328,8 @@ def gradients(variables: Iterable[Any]) -> None:
 
     `tfcluster scale` compares a step's time with them. The hooks do this for Keras's `fit`.
     """
-    if times.is_on:
-        times.note_gradients(variables)
+    if ends.is_on:
+        ends.note_gradients(variables)
 
 
 def has_reported_error() -> bool:
@@ -365,6 +367,7 @@ def progress(
             steps_per_execution=steps_per_execution,
         )
     )
+    parts.note(step)
 
 
 @functools.cache
@@ -383,7 +386,7 @@ def note_work() -> None:
 def step_done(reading: Reading) -> None:
     """Report a Reading as `progress` does; call it in the thread that trains."""
     note_work()
-    times.note(reading.step)
+    ends.note(reading.step)
     meter.offer(reading)
     chaos.at_step(reading.step)
 
@@ -397,7 +400,8 @@ def reached(step: int, *, metrics: Mapping[str, float]) -> None:
 
 def finished() -> None:
     """Report the end of the training loop: send the last progress if it is held back."""
-    times.flush()
+    ends.flush()
+    parts.flush()
     meter.flush()
 
 
@@ -540,4 +544,7 @@ def _read_metrics(reading: Reading) -> dict[str, float]:
 meter = ProgressMeter(lambda event: event_channel.current().offer(event))
 
 
-times = StepTimes(lambda **its: event_channel.current().offer({"type": "step_times", **its}))
+ends = StepEnds(lambda **its: event_channel.current().offer({"type": "step_ends", **its}))
+
+parts = StepParts(lambda **its: event_channel.current().offer({"type": "step_parts", **its}))
+"""What the time of each step was spent on."""

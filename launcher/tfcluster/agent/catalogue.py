@@ -510,13 +510,31 @@ class Progress(TaskReport, Event):
     examples_per_second: float | None = None
     mean_examples_per_second: float | None = None
 
-class StepTimes(TaskReport, Event):
+class StepEnds(TaskReport, Event):
     """The ends of `steps` on CLOCK_MONOTONIC, and the processor time; for `tfcluster scale`."""
     steps: list[Step]
     times: list[Real]
     cpu_s: float = 0.0
     gradient_bytes: Unsigned | None = None
     """The gradients that each step sums over all tasks."""
+
+class StepParts(TaskReport):
+    """What the time of a task's latest steps was spent on, in seconds.
+
+    Each list has a value for each entry: one step, or a few short ones. Evaluations do not count.
+    """
+    after: Step
+    """The step before the first entry."""
+    steps: list[Step]
+    """The last step of each entry."""
+    seconds: list[Real]
+    """The whole time: what the other lists leave is Python's, outside of functions."""
+    input_s: list[Real]
+    compute_s: list[Real]
+    collective_s: list[Real]
+    callbacks_s: list[Real]
+    reduced_bytes: Unsigned = 0
+    """What the task has given to collectives in all entries."""
 
 class AllReduce(TaskReport):
     """The time of one all-reduce between `workers`, for ``tfcluster doctor --deep``."""
@@ -593,7 +611,7 @@ class TrialEnded(TaskReport):
     message: Line | None = None
 
 FOR_PEOPLE = (
-    *(Alive, TaskDevices, UnusedGpus, TaskPhase, Progress, StepTimes, Note, TrainsInChild),
-    *(Trial, TrialEnded, Wrote),
+    *(Alive, TaskDevices, UnusedGpus, TaskPhase, Progress, StepEnds, StepParts, Note),
+    *(TrainsInChild, Trial, TrialEnded, Wrote),
 )
 """Reports on which the run does not depend."""

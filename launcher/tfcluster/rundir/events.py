@@ -15,7 +15,7 @@ from tfcluster.agent.catalogue import (
     LogLost,
     PortsHeld,
     Progress,
-    StepTimes,
+    StepEnds,
     TaskDevices,
     TaskError,
     TaskExited,
@@ -32,7 +32,7 @@ from tfcluster.node_loss import LossNature
 # What an agent or a task reports is declared once, in the catalogue of messages.
 # fmt: off
 __all__ = [
-    "ChaosInjected", "Event", "LogLost", "PortsHeld", "Progress", "StepTimes",
+    "ChaosInjected", "Event", "LogLost", "PortsHeld", "Progress", "StepEnds",
     "TaskDevices", "TaskError", "TaskExited", "TaskFrozen", "TaskPhase", "TaskReady",
     "TaskStarted", "TaskThawed", "Trial",
 ]
@@ -207,6 +207,33 @@ class Usage(Event):
     node: str
     tasks: Mapping[str, Mapping[str, float]]
     """Task → ``rss_bytes``, ``cores`` (such as 1.5), ``gpu`` (0 to 1), ``gpu_memory_bytes``."""
+
+
+class StepTimes(Event):
+    """What the time of a task's latest steps was spent on; every few seconds."""
+
+    task: str
+    attempt: int
+    step: int
+    """The last one of `steps`."""
+    steps: int
+    seconds: float
+    """The time of all these steps, without evaluations."""
+    parts: Mapping[str, float]
+    """Part → its seconds: ``input``, ``compute``, ``waiting`` (in a collective, for the slowest
+    task), ``transfer`` (of collectives), ``callbacks``, ``other`` (Python outside of functions)."""
+
+
+class StepVerdict(Event):
+    """What the time of a step depends on, if that is clear; a later one replaces it."""
+
+    attempt: int
+    bound: str | None = None
+    """``input``, ``network``, ``straggler``, ``python``, ``compute``; None: not clear any more."""
+    tasks: tuple[str, ...] = ()
+    """The tasks that all others wait for; empty where all are alike."""
+    message: str | None = None
+    fix: str | None = None
 
 
 class TaskStopping(Event):

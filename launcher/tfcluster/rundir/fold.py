@@ -107,7 +107,7 @@ class _Changes:
         state.agents, state.nodes, state.leases = {}, {}, {}
         state.waits_for = state.queue_reason = None
         state.stop_by = state.gathering = state.tensorboard = None
-        state.stall, state.alerts = None, {}
+        state.stall, state.alerts, state.step_verdict = None, {}, None
         state.ended_at = state.exit_code = state.reason = state.hint = None
         for task in state.tasks:
             _move_task(task, event.type)
@@ -190,7 +190,7 @@ class _Changes:
                 _move_task(task, event.type)
         self._move_run(event.type)
         self.state.stall = None
-        self.state.alerts = {}  # what still holds is found again
+        self.state.alerts, self.state.step_verdict = {}, None  # what still holds is found again
 
     def task_frozen(self, event: ev.TaskFrozen) -> None:
         self.state.task(event.task).frozen_by = event.signal
@@ -277,6 +277,14 @@ class _Changes:
 
     def alert(self, event: ev.Alert) -> None:
         self.state.alerts[event.kind] = event.message
+
+    def step_times(self, event: ev.StepTimes) -> None:
+        task = self.state.task(event.task)
+        task.step_parts = {name: value / event.steps for name, value in event.parts.items()}
+
+    def step_verdict(self, event: ev.StepVerdict) -> None:
+        verdict = event.facts() | {"since": self.now}
+        self.state.step_verdict = None if event.bound is None else verdict
 
     def diagnosis(self, event: ev.Diagnosis) -> None:
         self.state.diagnosis = {

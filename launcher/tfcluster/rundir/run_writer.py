@@ -16,7 +16,7 @@ from tfcluster.agent.net.private_folders import make_private
 from tfcluster.errors import RunFolderError, SetupError
 from tfcluster.plans.secrets import redact
 from tfcluster.rundir import fold
-from tfcluster.rundir.events import Event, Progress, Usage
+from tfcluster.rundir.events import Event, Progress, StepTimes, Usage
 from tfcluster.rundir.figures import state_json
 from tfcluster.rundir.paths import RunPaths, runtime_dir
 from tfcluster.rundir.snapshot import RunSnapshot, TaskSnapshot, to_json_numbers
@@ -211,7 +211,7 @@ class RunWriter:
     def record(self, event: Event) -> None:
         event = redact(event, self._secrets)
         has_room = self._log.waiting_bytes < budgets.UNWRITTEN_EVENTS
-        is_measurement = isinstance(event, (Progress, Usage))
+        is_measurement = isinstance(event, (Progress, StepTimes, Usage))
         if has_room or not is_measurement:
             self._log.append(event)
         fold.apply(self.state, event, self._clock(), self.paths)

@@ -154,6 +154,8 @@ class TaskSnapshot(Training):
     log_lost_bytes: int = 0
     frozen_by: int | None = None
     """The signal that has stopped its process, until that runs again or ends."""
+    step_parts: dict[str, float] = field(default_factory=dict)
+    """Part of a step → its seconds in one of the latest steps (event `step_times`)."""
     error: Record | None = None
     """The uncaught exception that the task reported: exception, message, file, line, traceback."""
 
@@ -259,6 +261,9 @@ class RunSnapshot:
     warnings: list[str] = field(default_factory=list)
     alerts: dict[str, str] = field(default_factory=dict)
     """Kind → sentence: facts that make the result doubtful (event `alert`)."""
+    step_verdict: Record | None = None
+    """What the time of a step depends on: bound, tasks, message, fix (event `step_verdict`), and
+    `since`; None where that is not clear."""
     _indices: dict[str, int] = field(default_factory=dict, init=False, repr=False, compare=False)
     """Task → its index in `tasks`; a cache."""
 

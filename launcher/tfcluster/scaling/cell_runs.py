@@ -227,7 +227,7 @@ class Steps:
         """Take what an event says about the task's steps; ignore all others."""
         if event.get("task") != self.task:
             return
-        if event["type"] == "step_times":
+        if event["type"] == "step_ends":
             self.ends += zip(event["steps"], event["times"], strict=True)
             self.used.append((event["times"][-1], event["cpu_s"]))
             self.gradient_bytes = event.get("gradient_bytes", self.gradient_bytes)

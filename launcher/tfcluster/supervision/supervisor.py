@@ -40,6 +40,7 @@ from tfcluster.supervision.membership import Membership
 from tfcluster.supervision.restarting import REACH_S, Restarter, event_of, loss_of
 from tfcluster.supervision.silence import Silence
 from tfcluster.supervision.stalls import Activity, Position
+from tfcluster.supervision.step_times import StepTimes
 from tfcluster.supervision.task_network import find_missed_heartbeats
 from tfcluster.supervision.verdicts import CAUSE_WAIT_S, FROZEN_S
 
@@ -71,6 +72,7 @@ class Supervisor:
     end: AttemptEnd = field(init=False)
     restarting: Restarter = field(init=False)
     silence: Silence = field(default_factory=Silence)
+    step_times: StepTimes = field(default_factory=StepTimes)
     positions: dict[str, Position | None] | None = None
     """Task → where it is, None until its stacks have arrived; None if nobody has asked for them."""
     load: float = 0.0
@@ -148,6 +150,7 @@ class Supervisor:
         self.restarting.begin()
         self.alerts.begin()
         self.silence, self.positions, self.has_probed_links = Silence(), None, False
+        self.step_times = StepTimes()
         return self.end.begin(number, members)
 
     def order(self, tasks: Iterable[TaskId], attempt: int, now: float) -> list[TaskId]:
@@ -210,6 +213,9 @@ class Supervisor:
         """Note a task's report about itself."""
         if (member := self.gang.get(report.task, report.attempt)) is None:
             return
+        if isinstance(report, msg.StepParts):
+            self.end.record_all(self.step_times.note(report, self._in_step_with(member)))
+            return
         self.gang.note_report(member, report, now)
         self.end.record_all(self.alerts.of_report(report))
         if isinstance(report, msg.Trains) and self.alerts.seem_alone:
@@ -223,6 +229,12 @@ class Supervisor:
             if self.silence.is_sign(report):
                 self._end_stall(now)
         self._react(now)
+
+    def _in_step_with(self, member: Member) -> list[str]:
+        """Return the running tasks that take their steps together with `member`, and itself."""
+        if not member.trains_in_step:
+            return [member.name]
+        return [other.name for other in self.gang.running() if other.trains_in_step]
 
     def froze(self, task: str, attempt: int, signal: int, now: float) -> None:
         """Note that a signal has stopped the task's process."""

@@ -10,7 +10,13 @@ from typing import Final
 
 from tfcluster.rundir.figures import Figures, figures_of
 from tfcluster.rundir.snapshot import RunSnapshot
-from tfcluster.ui.formats import cut_to_columns, format_duration, format_large_rate, format_value
+from tfcluster.ui.formats import (
+    cut_to_columns,
+    format_duration,
+    format_large_rate,
+    format_ms,
+    format_value,
+)
 from tfcluster.ui.lines import sanitize_text
 
 SAMPLES: Final = 30
@@ -58,13 +64,30 @@ def describe_results(snapshot: RunSnapshot) -> tuple[tuple[str, str], ...]:
         speed.append(f"{format_large_rate(figures.mean_rate)} {figures.unit}/s on average")
     if lead.first_step_s is not None:
         speed.append(f"first step after {format_duration(lead.first_step_s)}")
+    verdict = snapshot.step_verdict or {}
     evaluators = [task.metrics for task in snapshot.tasks if task.task.startswith("evaluator")]
     return (
         ("progress", ", ".join(filter(None, progress))),
         ("metrics", format_metrics(figures.metrics)),
         ("evaluator", ", ".join(map(format_metrics, evaluators))),
         ("speed", ", ".join(speed)),
+        ("step", describe_step(lead.step_parts)),
+        ("verdict", verdict.get("message", "")),
+        ("try", verdict.get("fix", "")),
     )
+
+
+def describe_step(parts: Mapping[str, float]) -> str:
+    """Return ``83 ms: input 63%, compute 20%, transfer 15%``; empty if no parts are known.
+
+    `parts`: `TaskSnapshot.step_parts`. Those below a hundredth are left out.
+    """
+    seconds = sum(parts.values())
+    if seconds <= 0:
+        return ""
+    shares = sorted(((part / seconds, name) for name, part in parts.items()), reverse=True)
+    shown = [f"{name} {share:.0%}" for share, name in shares if share >= 0.01]
+    return f"{format_ms(seconds)}: {', '.join(shown)}"
 
 
 def draw_trend(samples: Sequence[float], columns: int) -> str:

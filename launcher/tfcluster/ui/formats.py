@@ -25,6 +25,16 @@ def format_duration(seconds: float) -> str:
     return f"{whole // 86400} d {whole % 86400 // 3600} h"
 
 
+def format_ms(seconds: float) -> str:
+    """Return ``3.42 ms``, ``182 ms``, ``1.25 s``, or ``12 s`` from ten seconds on."""
+    if seconds >= 9.95:
+        return format_duration(seconds)
+    ms = seconds * 1000
+    if ms >= 999.5:
+        return f"{seconds:.2f} s"
+    return f"{ms:.0f} ms" if ms >= 99.95 else f"{ms:.3g} ms"
+
+
 def format_bytes(count: float) -> str:
     """Return ``512 B``, ``1.5 MB``, ``12 GB``: powers of ten, like disk vendors and ``ls --si``."""
     if not math.isfinite(count):

@@ -202,7 +202,15 @@ def format_short_reason(snapshot: RunSnapshot, now: float | None = None) -> str:
         reason = f"{root.get('task')}: {root.get('reason', '')}"
     if not reason:
         reason = next(iter(snapshot.alerts.values()), "")
+    if not reason and not snapshot.status.is_final:
+        reason = (slowing_verdict(snapshot) or {}).get("message", "")
     return reason.partition("\n")[0]
+
+
+def slowing_verdict(snapshot: RunSnapshot) -> Mapping[str, Any] | None:
+    """Return the verdict on the steps if it names something that makes them slow, else None."""
+    verdict = snapshot.step_verdict
+    return None if verdict is None or verdict.get("bound") == "compute" else verdict
 
 
 def format_cause(snapshot: RunSnapshot) -> list[str]:

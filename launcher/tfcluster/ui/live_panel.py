@@ -188,6 +188,8 @@ def _notes(scene: Scene) -> list[Text]:
     snapshot = scene.snapshot
     notes = [(text, "yellow") for text in describe_waits(snapshot, scene.now)]
     notes += [(text, "bold red") for text in snapshot.alerts.values()]
+    if (verdict := history.slowing_verdict(snapshot)) is not None:
+        notes.append((verdict["message"], "yellow"))
     lost = [node for node, state in snapshot.nodes.items() if state == "lost"]
     notes += [(f"node {node} is lost", "red") for node in lost]
     if snapshot.trials:

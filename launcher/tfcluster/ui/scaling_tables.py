@@ -10,9 +10,9 @@ from tfcluster.scaling.study import Cell, Predicted, Study
 from tfcluster.ui.formats import (
     format_bits,
     format_bytes,
-    format_duration,
     format_known,
     format_large_rate,
+    format_ms,
 )
 from tfcluster.ui.render import Facts, Grid, Part
 
@@ -100,16 +100,6 @@ def _fit_words(study: Study, name: str) -> Iterator[str]:
     )
     if fit.spread is not None:
         yield f"residuals {fit.spread:.1%}"
-
-
-def format_ms(seconds: float) -> str:
-    """Return ``3.42 ms``, ``182 ms``, ``1.25 s``, or ``12 s`` from ten seconds on."""
-    if seconds >= 9.95:
-        return format_duration(seconds)
-    ms = seconds * 1000
-    if ms >= 999.5:
-        return f"{seconds:.2f} s"
-    return f"{ms:.0f} ms" if ms >= 99.95 else f"{ms:.3g} ms"
 
 
 def _error(cell: Cell, study: Study) -> str | None:

@@ -9,7 +9,7 @@ from tfcluster.scaling.cell_runs import WARM_UP_S, Steps, Timed
 
 def reported(steps: list[int], times: list[float], cpu_s: float = 0.0) -> dict[str, object]:
     return {
-        "type": "step_times", "task": "worker:0", "steps": steps, "times": times, "cpu_s": cpu_s,
+        "type": "step_ends", "task": "worker:0", "steps": steps, "times": times, "cpu_s": cpu_s,
     }  # fmt: skip
 
 

@@ -152,6 +152,11 @@ _HOOKS: dict[str, tuple[tuple[str, str], ...]] = {
     "tensorflow.python.distribute.cluster_resolver.tfconfig_cluster_resolver": (
         ("hooks.training_facts", "watch_resolver"),
     ),
+    "tensorflow.python.eager.polymorphic_function.polymorphic_function": (
+        ("hooks.step_clocks", "watch_functions"),
+    ),
+    "tensorflow.python.framework.func_graph": (("hooks.step_clocks", "watch_tracing"),),
+    "tensorflow.python.distribute.cross_device_ops": (("hooks.step_clocks", "watch_all_reduce"),),
     "tensorflow.python.distribute.cross_device_utils": (
         ("hooks.training_facts", "watch_collectives"),
     ),
@@ -170,6 +175,7 @@ _HOOKS: dict[str, tuple[tuple[str, str], ...]] = {
     "tensorflow.python.data.ops.iterator_ops": (
         ("hooks.iterator_ends", "watch_iterators"),
         ("hooks.first_batches", "watch_iterators"),
+        ("hooks.step_clocks", "watch_iterators"),
     ),
     "tensorflow.python.data.ops.multi_device_iterator_ops": (
         ("hooks.iterator_ends", "watch_multi_device_iterators"),

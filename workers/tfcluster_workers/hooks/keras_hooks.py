@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-from tfcluster_workers import chaos, context, doubts, reporting
+from tfcluster_workers import chaos, context, doubts, reporting, step_parts
 from tfcluster_workers.hooks import devices, save_hooks, training_facts
 from tfcluster_workers.hooks.replacing import replaces
 
@@ -73,6 +73,8 @@ def _size_in_batch_call(dataset: Any) -> int | None:
     return None
 
 
+_REPORTER = "_tfcluster_reporter"
+"""The attribute of a CallbackList with its FitReporter."""
 _fitting = threading.local()
 """`batch_size`: the global batch size of the `fit` that this thread runs."""
 
@@ -88,8 +90,26 @@ def watch_callback_list(module: ModuleType) -> None:
         stock(self, *args, **kwargs)
         _add_reporter(self)
 
+    for name in ("on_epoch_begin", "on_train_batch_begin", "on_epoch_end"):
+        _time_callbacks(callback_list, name)
+
+    @replaces(callback_list, "on_train_batch_end")
+    def end_batch(stock: Any, self: Any, batch: int, logs: Any = None) -> None:
+        with reporting.parts.of(step_parts.CALLBACKS):
+            stock(self, batch, logs)
+        reporter = vars(self).get(_REPORTER)
+        if reporter is not None and not hasattr(logs, "fetch"):
+            reporting.parts.note(reporter.step_of(batch))
+
     for name in ("on_test_batch_begin", "on_predict_batch_begin"):
         _report_alive_at(callback_list, name)
+
+
+def _time_callbacks(callback_list: Any, name: str) -> None:
+    @replaces(callback_list, name)
+    def call(stock: Any, *args: Any, **kwargs: Any) -> Any:
+        with reporting.parts.of(step_parts.CALLBACKS):
+            return stock(*args, **kwargs)
 
 
 def _report_alive_at(callback_list: Any, name: str) -> None:
@@ -136,7 +156,8 @@ def watch_fit(module: ModuleType) -> None:
     @replaces(owner, "evaluate")
     def evaluate(stock: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         devices.require_gpus()
-        results = stock(self, *args, **kwargs)
+        with reporting.parts.of(step_parts.EVALUATION):
+            results = stock(self, *args, **kwargs)
         if context.is_evaluator():  # also in SidecarEvaluator
             reporting.evaluated(steps_done(self) or None)
         return results
@@ -159,9 +180,10 @@ def _add_reporter(callbacks: Any) -> None:
         reporter.set_model(getattr(callbacks, "model", None))
         reporter.set_params(getattr(callbacks, "params", None) or {})
         callbacks.callbacks.append(reporter)
+        vars(callbacks)[_REPORTER] = reporter
         if is_keras_2:
             callbacks._should_call_train_batch_hooks = True
-        elif chaos.has_step_faults() or reporting.times.is_on:
+        elif chaos.has_step_faults() or reporting.ends.is_on:
             callbacks._async_train = False  # in the thread that trains: there a step ends
     except Exception as error:
         reporting.note(f"tfcluster cannot report Keras's progress: {error!r}")
@@ -223,12 +245,15 @@ class FitReporter:
             doubts.note_data()
             reporting.ready()
             _report_gradients(self._model)
-        # With steps_per_execution the batch number jumps; it is the last one done.
-        self._step = self._base + batch + 1
+        self._step = self.step_of(batch)
         if hasattr(logs, "fetch"):  # a RemoteValue: ParameterServerStrategy
             self._poll_servers()
         else:
             reporting.step_done(self._reading(logs, divisor=self._divisor()))
+
+    def step_of(self, batch: int) -> int:
+        """Return the step at the end of a batch, the last one of `steps_per_execution`."""
+        return self._base + batch + 1
 
     def _poll_servers(self) -> None:
         """Report the ps tasks' step counter: a coordinator's batch "ends" when it is scheduled."""

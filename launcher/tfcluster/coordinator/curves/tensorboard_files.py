@@ -71,6 +71,9 @@ class RunCurves:
         match event:
             case ev.Progress():
                 self._note_progress(event)
+            case ev.StepTimes(task=name, parts=parts) if name in self._tasks:
+                shares = {f"step/{part}_s": value / event.steps for part, value in parts.items()}
+                self._add(name, self._tasks[name], event.step, shares)
             case ev.Usage(tasks=tasks):
                 for name, used in tasks.items():
                     self._write_memory(name, used)

@@ -16,7 +16,7 @@ MOST_STEPS = 1500
 """The steps of one report: about 40 kB of JSON, of the 64 kB that a report may have."""
 
 
-class StepTimes:
+class StepEnds:
     """Collects the ends of steps and sends them in lists.
 
     The clock is CLOCK_MONOTONIC, which all processes of a machine share (clock_gettime(2)), so the

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from tfcluster_workers.jobs import gradient_volume
-from tfcluster_workers.step_times import MOST_STEPS, VARIABLE, StepTimes
+from tfcluster_workers.step_ends import MOST_STEPS, VARIABLE, StepEnds
 
 
 class Rig:
     def __init__(self) -> None:
         self.now, self.sent = 100.0, list[dict[str, Any]]()
-        self.times = StepTimes(lambda **fields: self.sent.append(fields), clock=lambda: self.now)
+        self.times = StepEnds(lambda **fields: self.sent.append(fields), clock=lambda: self.now)
 
     def step(self, number: int, *, after_s: float) -> None:
         self.now += after_s

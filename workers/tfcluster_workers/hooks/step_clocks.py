@@ -1,0 +1,232 @@
+"""Measures the parts of a step: in Python, and by timestamps in the graphs of `tf.function`s.
+
+Keras's `fit` takes its batch inside of the function that trains, and gradients are summed there, so
+Python sees neither. Each iterator's GetNext, and each all-reduce of a MultiWorkerMirroredStrategy,
+gets a timestamp before and after it; their difference is added to a variable that
+`StepParts.note` reads. The timestamp before an all-reduce waits for all gradients, so what
+overlaps with computing them does not count.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any, Callable
+
+from tfcluster_workers import context, reporting, step_parts
+from tfcluster_workers.hooks.replacing import replaces
+from tfcluster_workers.step_parts import GraphTimes
+
+_lock = threading.Lock()
+_clocks: dict[str, _Clock] = {}
+"""Part → its clock in the graphs."""
+
+
+def _is_measured() -> bool:
+    """Return whether the graphs that this process traces run in it, one after the other.
+
+    A coordinator's functions run in workers, which cannot reach a variable of its process.
+    """
+    return not context.current().cluster.get("ps")
+
+
+def watch_functions(module: ModuleType) -> None:
+    """Watch calls of `tf.function`s (polymorphic_function): in Python they are one part."""
+    from tensorflow.python.eager.context import executing_eagerly
+
+    reporting.parts.is_on = _is_measured()
+
+    @replaces(vars(module)["Function"], "__call__")
+    def call(stock: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not executing_eagerly():
+            return stock(self, *args, **kwargs)
+        with reporting.parts.of(step_parts.FUNCTION):
+            return stock(self, *args, **kwargs)
+
+
+def watch_tracing(module: ModuleType) -> None:
+    """Watch the tracing of functions (func_graph): it is Python's work."""
+
+    @replaces(module, "func_graph_from_py_func")
+    def trace(stock: Any, *args: Any, **kwargs: Any) -> Any:
+        with reporting.parts.of(step_parts.OTHER):
+            return stock(*args, **kwargs)
+
+
+def watch_iterators(module: ModuleType) -> None:
+    """Watch the iterators of datasets (iterator_ops), in Python and in graphs."""
+    for name in ("_next_internal", "get_next_as_optional"):
+        _watch_next(vars(module)["OwnedIterator"], name)
+
+
+def _watch_next(iterator: Any, name: str) -> None:
+    @replaces(iterator, name)
+    def get_next(stock: Any, self: Any) -> Any:
+        from tensorflow.python.util import nest
+
+        def components(element: Any) -> list[Any]:
+            variant = getattr(element, "_variant_tensor", None)  # of an Optional
+            if variant is not None:
+                return [variant]
+            return list(nest.flatten(element, expand_composites=True))
+
+        return _measured(step_parts.INPUT, lambda: stock(self), (), components)
+
+
+def watch_all_reduce(module: ModuleType) -> None:
+    """Watch the all-reduces of CollectiveAllReduce (cross_device_ops)."""
+    from tensorflow.python.util import nest
+
+    def tensors(values: Any) -> list[Any]:
+        return list(nest.flatten(values, expand_composites=True))
+
+    reducer = vars(module)["CollectiveAllReduce"]
+
+    @replaces(reducer, "_all_reduce")
+    def all_reduce(
+        stock: Any, self: Any, reduce_op: Any, value: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        def reduce() -> Any:
+            return stock(self, reduce_op, value, *args, **kwargs)
+
+        return _measured(step_parts.COLLECTIVE, reduce, tensors(value), tensors)
+
+    for name in ("_all_reduce_per_replica_values", "_batch_all_gather"):
+        _watch_eager_collective(reducer, name)
+
+
+def _watch_eager_collective(reducer: Any, name: str) -> None:
+    """Watch a collective outside of functions: other threads run it for the one that trains."""
+    from tensorflow.python.eager.context import executing_eagerly
+
+    @replaces(reducer, name)
+    def run(stock: Any, *args: Any, **kwargs: Any) -> Any:
+        if not executing_eagerly():
+            return stock(*args, **kwargs)
+        with reporting.parts.of(step_parts.COLLECTIVE):
+            return stock(*args, **kwargs)
+
+
+def _measured(
+    part: str, call: Callable[[], Any], inputs: Sequence[Any], outputs: Callable[[Any], list[Any]]
+) -> Any:
+    """Return `call()` whose time counts to `part`: now, or whenever the graph runs."""
+    from tensorflow.python.eager.context import executing_eagerly
+
+    if executing_eagerly():
+        with reporting.parts.of(part):
+            return call()
+    began = _without_failing(part, lambda: _begin(part, inputs))
+    result = call()
+    if began is not None:
+        timestamp, clock = began
+        _without_failing(part, lambda: _end(timestamp, clock, outputs(result)))
+    return result
+
+
+def _without_failing(part: str, measure: Callable[[], Any]) -> Any:
+    try:
+        return measure()
+    except Exception as error:
+        reporting.note(f"tfcluster cannot measure the {part} time of steps: {error!r}")
+
+
+def _begin(part: str, inputs: Sequence[Any]) -> tuple[Any, _Clock] | None:
+    """Return the timestamp that waits for `inputs`, and the clock that it belongs to."""
+    from tensorflow.python.framework import ops
+    from tensorflow.python.ops import control_flow_ops, control_flow_util, gen_logging_ops
+
+    graph = ops.get_default_graph()
+    is_function = graph.building_function and ops.executing_eagerly_outside_functions()
+    if not (is_function and _is_measured()) or control_flow_util.GraphOrParentsInXlaContext(graph):
+        return None
+    clock = _clock(part)
+    with ops.device("CPU:0"), ops.control_dependencies([control_flow_ops.group(*inputs)]):
+        clock.count(inputs)
+        return gen_logging_ops.timestamp(), clock
+
+
+def _end(began: Any, clock: _Clock, outputs: Sequence[Any]) -> None:
+    """Add the time from the timestamp `began` until all `outputs` are there to the clock."""
+    from tensorflow.python.framework import ops
+    from tensorflow.python.ops import control_flow_ops, gen_logging_ops
+
+    with ops.device("CPU:0"):
+        with ops.control_dependencies([control_flow_ops.group(*outputs)]):
+            ended = gen_logging_ops.timestamp()
+        clock.add(began, ended)
+
+
+class _Clock:
+    """Variables that no model, strategy or checkpoint knows."""
+
+    def __init__(self, part: str) -> None:
+        self._seconds = _variable(f"{part}_seconds")
+        self._ended = _variable(f"{part}_ended")
+        """The end of the last measurement: times that overlap count once."""
+        self._bytes = _variable(f"{part}_bytes")
+
+    def add(self, began: Any, ended: Any) -> None:
+        from tensorflow.python.framework import dtypes, ops
+        from tensorflow.python.ops import gen_math_ops
+        from tensorflow.python.ops import gen_resource_variable_ops as variables
+
+        with ops.control_dependencies([ended]):
+            before = variables.read_variable_op(self._ended, dtypes.float64)
+        seconds = gen_math_ops.maximum(ended - gen_math_ops.maximum(began, before), 0.0)
+        variables.assign_add_variable_op(self._seconds, seconds)
+        with ops.control_dependencies([before]):
+            variables.assign_variable_op(self._ended, ended)
+
+    def count(self, tensors: Sequence[Any]) -> None:
+        """Count the bytes of `tensors` with known shapes, whenever the graph runs."""
+        from tensorflow.python.framework import constant_op, dtypes
+        from tensorflow.python.ops import gen_resource_variable_ops as variables
+
+        known = (each for each in tensors if each.shape.is_fully_defined())
+        size = sum(each.shape.num_elements() * each.dtype.size for each in known)
+        if size:
+            value = constant_op.constant(float(size), dtypes.float64)
+            variables.assign_add_variable_op(self._bytes, value)
+
+    def read(self) -> tuple[float, float]:
+        """Return the seconds and the bytes so far."""
+        from tensorflow.python.framework import dtypes
+        from tensorflow.python.ops import gen_resource_variable_ops as variables
+
+        handles = (self._seconds, self._bytes)
+        seconds, size = (variables.read_variable_op(h, dtypes.float64).numpy() for h in handles)
+        return float(seconds), float(size)
+
+
+def _variable(name: str) -> Any:
+    """Return the handle of a new variable on this task's CPU."""
+    from tensorflow.python.framework import constant_op, dtypes, ops
+    from tensorflow.python.ops import gen_resource_variable_ops as variables
+
+    with ops.init_scope(), ops.device("CPU:0"):
+        handle = variables.var_handle_op(
+            dtypes.float64, [], shared_name=f"tfcluster_step_{name}", container=""
+        )
+        variables.assign_variable_op(handle, constant_op.constant(0.0, dtypes.float64))
+        return handle
+
+
+def _clock(part: str) -> _Clock:
+    with _lock:
+        if part not in _clocks:
+            _clocks[part] = _Clock(part)
+            reporting.parts.read_graphs = _read
+        return _clocks[part]
+
+
+def _read() -> GraphTimes:
+    input_s, _ = _read_clock(step_parts.INPUT)
+    collective_s, reduced_bytes = _read_clock(step_parts.COLLECTIVE)
+    return GraphTimes(input_s, collective_s, reduced_bytes)
+
+
+def _read_clock(part: str) -> tuple[float, float]:
+    clock = _clocks.get(part)
+    return clock.read() if clock is not None else (0.0, 0.0)
