@@ -357,10 +357,18 @@ class TaskUsage(Part):
     gpu: float | None = None
     """The use of its GPUs, 0 to 1."""
     gpu_memory_bytes: Unsigned | None = None
+    throttled: float | None = None
+    """The part of the time in which a CPU quota has stopped it, 0 to 1."""
 
 class NodeUsage(Report):
     """Sent every few seconds, with all running tasks of the node."""
     tasks: list[TaskUsage]
+    load: float | None = None
+    """The processes of the node that run or want to, per core, on average over a minute."""
+    memory_stall: float | None = None
+    """The part of the last ten seconds in which some process waited for memory (PSI), 0 to 1."""
+    clock: float | None = None
+    """The clock of the first core as a part of its highest, where the kernel tells it."""
 
 class LogLost(TaskMessage, Event):
     bytes: Unsigned

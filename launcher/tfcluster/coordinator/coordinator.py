@@ -359,6 +359,8 @@ class Coordinator:
             )
         if event is not None:
             self.run_writer.record(event)
+        if isinstance(event, ev.Usage):
+            self._supervisor.step_times.note_usage(event)
         if isinstance(message, msg.EndAnnounced):
             self._on_end_announced(node, message.signal)
         elif (loss := loss_of_node(message)) is not None:

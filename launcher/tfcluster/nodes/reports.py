@@ -57,7 +57,13 @@ def to_event(node: str, message: msg.Report) -> Event | None:
         case LinkBack(pid=pid, guard_pid=guard_pid):
             return ev.NodeReconnected(node=node, pid=pid, guard_pid=guard_pid)
         case msg.NodeUsage(tasks=tasks):
-            return ev.Usage(node=node, tasks={used.task: _numbers_of(used) for used in tasks})
+            return ev.Usage(
+                node=node,
+                tasks={used.task: _numbers_of(used) for used in tasks},
+                load=message.load,
+                memory_stall=message.memory_stall,
+                clock=message.clock,
+            )
         case msg.PreloadFailed(error=error):
             subject = f"{node}: preloading failed, each task imports by itself"
             return ev.Hint(message=f"{subject}: {error}")

@@ -206,7 +206,14 @@ class Usage(Event):
 
     node: str
     tasks: Mapping[str, Mapping[str, float]]
-    """Task → ``rss_bytes``, ``cores`` (such as 1.5), ``gpu`` (0 to 1), ``gpu_memory_bytes``."""
+    """Task → ``rss_bytes``, ``cores`` (such as 1.5), ``gpu`` (0 to 1), ``gpu_memory_bytes``,
+    ``throttled`` (the part of the time in which a CPU quota has stopped it)."""
+    load: float | None = None
+    """The processes that run or want to, per core, on average over a minute."""
+    memory_stall: float | None = None
+    """The part of the last ten seconds in which some process waited for memory, 0 to 1."""
+    clock: float | None = None
+    """The clock of the first core as a part of its highest."""
 
 
 class StepTimes(Event):

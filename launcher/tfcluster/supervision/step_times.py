@@ -97,6 +97,32 @@ class Parts:
 
 
 @dataclass(frozen=True, slots=True)
+class Conditions:
+    """What may make a task slower than others; the fields of `events.Usage`."""
+
+    throttled: float = 0.0
+    load: float | None = None
+    memory_stall: float | None = None
+    clock: float | None = None
+
+    def describe(self) -> str:
+        """Return what is unusual; empty if nothing is."""
+        texts = []
+        if self.throttled >= _THROTTLED:
+            texts.append(f"a CPU quota stops it {self.throttled:.0%} of the time")
+        if self.memory_stall is not None and self.memory_stall >= _STALLED:
+            texts.append(f"its node waits for memory {self.memory_stall:.0%} of the time")
+        if self.clock is not None and self.clock <= _SLOW_CLOCK:
+            texts.append(f"its node's clock is at {self.clock:.0%}")
+        if self.load is not None and self.load >= _LOADED:
+            texts.append(f"its node has a load of {self.load:.1f} per core")
+        return ", ".join(texts)
+
+
+_THROTTLED, _STALLED, _SLOW_CLOCK, _LOADED = 0.2, 0.1, 0.7, 1.5
+
+
+@dataclass(frozen=True, slots=True)
 class Window:
     """Consecutive steps that all tasks have taken."""
 
@@ -106,6 +132,18 @@ class Window:
     tasks: Mapping[str, Parts]
     reduced_bytes: float = 0.0
     """What a task gives to collectives in one step."""
+    conditions: Mapping[str, Conditions] = field(default_factory=dict)
+
+    @property
+    def throttled(self) -> str | None:
+        """The only task that a CPU quota stops. It is slow in collectives, too, for all others."""
+        stopped = [t for t in self.tasks if self._condition(t).throttled >= _THROTTLED]
+        free = [t for t in self.tasks if self._condition(t).throttled < _THROTTLED / 4]
+        is_clear = len(stopped) == 1 and len(free) == len(self.tasks) - 1 > 0
+        return stopped[0] if is_clear else None
+
+    def _condition(self, task: str) -> Conditions:
+        return self.conditions.get(task, Conditions())
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +201,15 @@ class StepTimes:
     """The verdict of the last window, and of all windows of the last `_agreed_s` seconds."""
     _agreed_s: float = 0.0
     given: StepVerdict | None = None
+    _conditions: dict[str, Conditions] = field(default_factory=dict)
+    """Task → what was last reported about its node and its quota."""
+
+    def note_usage(self, usage: ev.Usage) -> None:
+        """Note what may make the tasks of a node slow."""
+        for task, used in usage.tasks.items():
+            self._conditions[task] = Conditions(
+                used.get("throttled") or 0.0, usage.load, usage.memory_stall, usage.clock
+            )
 
     def note(self, report: msg.StepParts, together: Sequence[str]) -> Iterator[ev.Event]:
         """Take a report; yield the events that it completes.
@@ -207,7 +254,7 @@ class StepTimes:
             each.first = common[-1]
         tasks = dict(zip(together, _split_collectives(merged), strict=True))
         reduced = max(each.bytes_per_step for each in all_of_them)
-        return Window(common[-1], steps, tasks, reduced)
+        return Window(common[-1], steps, tasks, reduced, self._conditions)
 
     def _judge(self, window: Window, attempt: int) -> Iterator[ev.StepVerdict]:
         verdict = judge(window)
@@ -290,7 +337,7 @@ def judge(window: Window, *, names_tasks: bool = True) -> StepVerdict | None:
 
     `names_tasks`: whether one task may be named as the one that all others wait for.
     """
-    slowest = max(window.tasks, key=lambda task: window.tasks[task].own)
+    slowest = window.throttled or max(window.tasks, key=lambda task: window.tasks[task].own)
     parts, others = window.tasks[slowest], [p for t, p in window.tasks.items() if t != slowest]
     shares = {
         Bound.INPUT: parts.input / parts.seconds,
@@ -301,6 +348,8 @@ def judge(window: Window, *, names_tasks: bool = True) -> StepVerdict | None:
     usual = Parts.median(others) if others else parts
     is_alone = parts.own >= SLOWER * usual.own
     is_alone = is_alone and parts.own - usual.own >= NOTICEABLE * parts.seconds
+    if window.throttled is not None:
+        return _explain(window, Bound.STRAGGLER, (slowest,), parts, usual)
     tasks = (slowest,) if is_alone and names_tasks else ()
     if shares[Bound.INPUT] >= max(WAITS_FOR_INPUT, shares[Bound.PYTHON]):
         return _explain(window, Bound.INPUT, tasks, parts, usual)
@@ -342,6 +391,8 @@ def _explain(
             f"straggler: {who} takes{times} as long as the others for its own part of a step"
             f" ({_ms(own_s)}, they {_ms(usual_s)})"
         )
+        if about := window.conditions.get(who, Conditions()).describe():
+            message += f"; {about}"
     else:
         message = f"compute-bound: computing takes {part(parts.compute)}"
     return StepVerdict(bound, tasks, message, _FIXES[bound])

@@ -7,8 +7,9 @@ from itertools import product
 import pytest
 
 from tfcluster.scaling.study import Measured, analyse
+from tfcluster.ui.formats import format_ms
 from tfcluster.ui.render import part_lines
-from tfcluster.ui.scaling_tables import cell_grid, format_ms, study_parts
+from tfcluster.ui.scaling_tables import cell_grid, study_parts
 
 
 @pytest.mark.parametrize("width", [30, 60, 200])

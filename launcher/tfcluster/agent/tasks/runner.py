@@ -36,7 +36,7 @@ from tfcluster.agent.tasks.task import (
     Task,
     fork_and_exec,
 )
-from tfcluster.agent.tasks.usage_meter import UsageMeter
+from tfcluster.agent.tasks.usage_meter import UsageMeter, node_load
 
 PROGRESS_BACKLOG = 1000
 """The unacknowledged messages from which on progress is dropped: newer progress replaces it."""
@@ -212,7 +212,7 @@ class TaskRunner:
                 attempt=task.attempt,
                 threads=threads,
                 silence=silence,
-                load=round(os.getloadavg()[0] / (os.cpu_count() or 1), 2),
+                load=node_load(),
             )
         )
 

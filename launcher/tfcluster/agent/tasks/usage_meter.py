@@ -1,5 +1,8 @@
 """The memory and processor time of the running tasks, read from /proc every few seconds.
 
+With them goes what may make the tasks of this node slower than others: the node's load, waiting
+for memory, the processor's clock, and the time in which a CPU quota stops a task.
+
 A task's processes are its process group and all descendants of it, also those that left the group.
 One sample reads a small file per process of a task, and lists all processes (0.1 ms per 100): each
 new one is read once to learn whose it is. Memory is the resident set (RSS), as `top` and `ps`
@@ -11,10 +14,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import time
 from collections.abc import Iterable
 
 from tfcluster.agent import catalogue as msg
+from tfcluster.agent.node import limits
 from tfcluster.agent.node.gpu_meter import GpuMeter
 from tfcluster.agent.processes import IS_LINUX, read_bytes
 from tfcluster.agent.tasks.task import Task
@@ -28,6 +33,7 @@ _SHARE = 2000
 of processes or tasks they are further apart."""
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _TICKS = os.sysconf("SC_CLK_TCK")
+_HIGHEST = "cpuinfo_max_freq"
 _START, _RSS = 19, 21
 """Two of the fields after the process's name (proc(5) counts from 1, with two before these)."""
 
@@ -44,6 +50,8 @@ class UsageMeter:
         the moment of its start, which tells it from a later one with the same number."""
         self._before: dict[int, tuple[float, float]] = {}
         """A task's pid → moment and processor time in seconds of the last sample."""
+        self._throttled_s: dict[int, float] = {}
+        """A task's pid → the seconds for which CPU quotas had stopped it by the last sample."""
         self._gpus = GpuMeter()
 
     @property
@@ -61,6 +69,7 @@ class UsageMeter:
         self.due_at = first_at if self.due_at is None else min(self.due_at, first_at)
 
     def end(self, task: Task) -> None:
+        self._throttled_s.pop(task.pid, None)
         if self._before.pop(task.pid, None) is not None and not self._before:
             self.due_at = None
             self._known.clear()
@@ -79,7 +88,11 @@ class UsageMeter:
             self._gpus.ask()
         spent = time.thread_time() - spent
         self.due_at = began + min(LONGEST_S, max(INTERVAL_S, spent * _SHARE))
-        return msg.NodeUsage(tasks=used) if used else None
+        if not used:
+            return None
+        return msg.NodeUsage(
+            tasks=used, load=node_load(), memory_stall=_memory_stall(), clock=_clock()
+        )
 
     def close(self) -> None:
         self._gpus.close()
@@ -89,6 +102,14 @@ class UsageMeter:
         self._before[task.pid] = now, seconds
         # A child's time is lost if the agent, not the task, has reaped it.
         cores = max(0.0, seconds - seconds_before) / max(now - at, 0.001)
+        throttled_s = _throttled_s(task.pid, self._proc)
+        throttled_before = self._throttled_s.get(task.pid)
+        throttled = None
+        if throttled_s is not None:
+            self._throttled_s[task.pid] = throttled_s
+            if throttled_before is not None:
+                share = (throttled_s - throttled_before) / max(now - at, 0.001)
+                throttled = round(min(1.0, max(0.0, share)), 3)
         use, memory = self._gpus.use_of(task.gpus, task.gpu_order)
         return msg.TaskUsage(
             task=task.name,
@@ -96,6 +117,7 @@ class UsageMeter:
             cores=round(cores, 3),
             gpu=use,
             gpu_memory_bytes=memory,
+            throttled=throttled,
         )
 
     def _read(self, running: Iterable[int]) -> dict[int, tuple[int, float]]:
@@ -133,6 +155,37 @@ class UsageMeter:
         """Return the fields of /proc/PID/stat from the state (field 3) on; [] if it has ended."""
         fields = read_bytes(f"{self._proc}/{name}/stat").rpartition(b")")[2].split()
         return fields if len(fields) > _RSS else []
+
+
+def node_load() -> float:
+    """Return the processes that run or want to, per core, on average over a minute."""
+    return round(os.getloadavg()[0] / (os.cpu_count() or 1), 2)
+
+
+def _memory_stall(path: str = "/proc/pressure/memory") -> float | None:
+    """Return the part of the last ten seconds in which some process waited for memory."""
+    average = re.match(rb"some avg10=([0-9.]+)", read_bytes(path))
+    return round(float(average[1]) / 100, 4) if average else None
+
+
+def _clock(folder: str = "/sys/devices/system/cpu/cpu0/cpufreq") -> float | None:
+    """Return the first core's clock as a part of its highest."""
+    now, highest = (read_bytes(f"{folder}/{name}") for name in ("scaling_cur_freq", _HIGHEST))
+    return round(int(now) / int(highest), 3) if now.strip() and int(highest or 0) else None
+
+
+def _throttled_s(pid: int, proc: str) -> float | None:
+    """Return the seconds for which the CPU quotas of a process's cgroups have stopped it.
+
+    Source: Documentation/scheduler/sched-bwc.rst; cgroup v1 counts nanoseconds.
+    """
+    longest = None
+    for folder in limits.cgroup_folders(pid, "cpu", ("cpu.stat",), proc):
+        found = re.search(rb"throttled_(time|usec) (\d+)", read_bytes(f"{folder}/cpu.stat"))
+        if found is not None:
+            seconds = int(found[2]) / (1e9 if found[1] == b"time" else 1e6)
+            longest = max(longest or 0.0, seconds)
+    return longest
 
 
 def _start(fields: list[bytes]) -> bytes:
