@@ -547,4 +547,4 @@ meter = ProgressMeter(lambda event: event_channel.current().offer(event))
 ends = StepEnds(lambda **its: event_channel.current().offer({"type": "step_ends", **its}))
 
 parts = StepParts(lambda **its: event_channel.current().offer({"type": "step_parts", **its}))
-"""What the time of each step was spent on."""
+"""The time of each part of a step."""

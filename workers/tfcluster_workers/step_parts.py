@@ -1,4 +1,4 @@
-"""Where the time of a task's steps goes: input, compute, collectives, callbacks, other Python.
+"""The parts of a task's steps: input, compute, collectives, callbacks, other Python.
 
 The hooks (hooks/step_clocks.py) tell which part the thread that trains begins and leaves; their
 times are exclusive, so that all parts of a step add up to it. What happens inside of a
@@ -29,7 +29,7 @@ CALLBACKS, EVALUATION, OTHER = "callbacks", "evaluation", "other"
 
 @dataclass(frozen=True)
 class GraphTimes:
-    """What the graphs of this process have measured so far."""
+    """The sums that the graphs of this process have measured so far."""
 
     input_s: float = 0.0
     collective_s: float = 0.0
@@ -63,7 +63,7 @@ class StepParts:
         self._part, self._since = OTHER, 0.0
         self._spent: dict[str, float] = {}
         self._graphs = GraphTimes()
-        """What the graphs had measured when the entry began; an evaluation does not count."""
+        """The sums of the graphs when the entry began, without evaluations."""
         self._began = 0.0
         """The time when the entry began."""
         self._last = 0

@@ -527,7 +527,7 @@ class StepEnds(TaskReport, Event):
     """The gradients that each step sums over all tasks."""
 
 class StepParts(TaskReport):
-    """What the time of a task's latest steps was spent on, in seconds.
+    """The seconds of each part of a task's latest steps.
 
     Each list has a value for each entry: one step, or a few short ones. Evaluations do not count.
     """
@@ -542,7 +542,7 @@ class StepParts(TaskReport):
     collective_s: list[Real]
     callbacks_s: list[Real]
     reduced_bytes: Unsigned = 0
-    """What the task has given to collectives in all entries."""
+    """The bytes that the task has given to collectives in all entries."""
 
 class AllReduce(TaskReport):
     """The time of one all-reduce between `workers`, for ``tfcluster doctor --deep``."""

@@ -217,7 +217,7 @@ class Usage(Event):
 
 
 class StepTimes(Event):
-    """What the time of a task's latest steps was spent on; every few seconds."""
+    """The seconds of each part of a task's latest steps; every few seconds."""
 
     task: str
     attempt: int
@@ -232,7 +232,8 @@ class StepTimes(Event):
 
 
 class StepVerdict(Event):
-    """What the time of a step depends on, if that is clear; a later one replaces it."""
+    """The part that makes the steps as long as they are, if it is clear; a later verdict
+    replaces it."""
 
     attempt: int
     bound: str | None = None

@@ -1,4 +1,4 @@
-"""What a gang's steps spend their time on, and the verdict: what makes them slow.
+"""The parts of a gang's steps, and the verdict: which part makes them as long as they are.
 
 Tasks that train together wait for each other in collectives. The last one to arrive waits least:
 its time is the transfer's, which all need, and what the others have more is waiting for the
@@ -41,7 +41,7 @@ MOST: Final = 0.6
 
 
 class Bound(StrEnum):
-    """What the time of a step depends on; the values are in ``events.jsonl``."""
+    """The part that makes steps as long as they are; the values are in ``events.jsonl``."""
 
     INPUT = "input"
     NETWORK = "network"
@@ -98,7 +98,7 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What may make a task slower than others; the fields of `events.Usage`."""
+    """The conditions that may make a task slower than others; see `events.Usage`."""
 
     throttled: float = 0.0
     load: float | None = None
@@ -131,7 +131,7 @@ class Window:
     steps: int
     tasks: Mapping[str, Parts]
     reduced_bytes: float = 0.0
-    """What a task gives to collectives in one step."""
+    """The bytes that a task gives to collectives in one step."""
     conditions: Mapping[str, Conditions] = field(default_factory=dict)
 
     @property
@@ -148,7 +148,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class StepVerdict:
-    """What the time of the steps depends on."""
+    """The part that makes the steps as long as they are, and what to do."""
 
     bound: Bound
     tasks: tuple[str, ...]
@@ -333,7 +333,7 @@ def _split_collectives(merged: Sequence[Sequence[Parts]]) -> list[Parts]:
 
 
 def judge(window: Window, *, names_tasks: bool = True) -> StepVerdict | None:
-    """Return what the steps of a window depend on; None if that is not clear.
+    """Return which part makes the steps of a window so long; None if it is not clear.
 
     `names_tasks`: whether one task may be named as the one that all others wait for.
     """
