@@ -102,6 +102,7 @@ def doctor(spec: str | None, changes: PlanOptions, deep: bool, as_json: bool) ->
     passed, 3 a problem was found.
     """
     from tfcluster.preflight.doctor import examine, examine_this_machine
+    from tfcluster.preflight.known_links import remember
     from tfcluster.ui.preflight_table import format_report
 
     terminal = Terminal()
@@ -109,6 +110,7 @@ def doctor(spec: str | None, changes: PlanOptions, deep: bool, as_json: bool) ->
         report = examine_this_machine(changes.python, deep=deep)
     else:
         report = examine(planning.plan(spec, changes), deep=deep, tell=terminal.say)
+        remember(report)
     if as_json:
         terminal.emit_json(report.to_json())
     else:

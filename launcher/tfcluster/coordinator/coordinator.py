@@ -40,6 +40,7 @@ from tfcluster.nodes.reports import (
 )
 from tfcluster.nodes.task_folders import TaskFolders
 from tfcluster.plans.plan import Plan, TaskId
+from tfcluster.preflight.known_links import known_link
 from tfcluster.preflight.probes import probe_links
 from tfcluster.rundir import chaos, control, heartbeat
 from tfcluster.rundir import events as ev
@@ -95,6 +96,7 @@ class Coordinator:
             runtime=launch.runtime,
         )
         self._supervisor = Supervisor(plan, run_id=self.paths.run_id)
+        self._supervisor.step_times.link = known_link(plan, launch.runtime)
         self._supervisor.restarting.gathers = run_gathering.is_gathering
         self._loop = Loop(hub, self._supervisor, run_writer, self._carry_out)
         self._startup = Startup(launch, self.paths, hub, run_writer, self._loop.until, announce)

@@ -238,7 +238,7 @@ class StepVerdict(Event):
     attempt: int
     bound: str | None = None
     """``input``, ``network``, ``straggler``, ``python``, ``compute``; None: not clear any more."""
-    tasks: tuple[str, ...] = ()
+    causes: tuple[str, ...] = ()
     """The tasks that all others wait for; empty where all are alike."""
     message: str | None = None
     fix: str | None = None

@@ -262,7 +262,7 @@ class RunSnapshot:
     alerts: dict[str, str] = field(default_factory=dict)
     """Kind → sentence: facts that make the result doubtful (event `alert`)."""
     step_verdict: Record | None = None
-    """The part that makes the steps as long as they are: bound, tasks, message, fix (event
+    """The part that makes the steps as long as they are: bound, causes, message, fix (event
     `step_verdict`), and `since`; None where it is not clear."""
     _indices: dict[str, int] = field(default_factory=dict, init=False, repr=False, compare=False)
     """Task → its index in `tasks`; a cache."""

@@ -123,6 +123,15 @@ _THROTTLED, _STALLED, _SLOW_CLOCK, _LOADED = 0.2, 0.1, 0.7, 1.5
 
 
 @dataclass(frozen=True, slots=True)
+class Link:
+    """The speed of the links between the nodes of a gang."""
+
+    gb_per_s: float
+    known_from: str
+    """The end of ``of the 1.1 GB/s that …``."""
+
+
+@dataclass(frozen=True, slots=True)
 class Window:
     """Consecutive steps that all tasks have taken."""
 
@@ -133,6 +142,7 @@ class Window:
     reduced_bytes: float = 0.0
     """The bytes that a task gives to collectives in one step."""
     conditions: Mapping[str, Conditions] = field(default_factory=dict)
+    link: Link | None = None
 
     @property
     def throttled(self) -> str | None:
@@ -151,7 +161,7 @@ class StepVerdict:
     """The part that makes the steps as long as they are, and what to do."""
 
     bound: Bound
-    tasks: tuple[str, ...]
+    causes: tuple[str, ...]
     """The tasks that the others wait for; empty where all are alike."""
     message: str
     fix: str
@@ -196,6 +206,7 @@ class _Reported:
 class StepTimes:
     """The steps of an attempt: from the tasks' reports to windows and verdicts."""
 
+    link: Link | None = None
     _reported: dict[str, _Reported] = field(default_factory=dict)
     _newest: StepVerdict | None = None
     """The verdict of the last window, and of all windows of the last `_agreed_s` seconds."""
@@ -254,14 +265,14 @@ class StepTimes:
             each.first = common[-1]
         tasks = dict(zip(together, _split_collectives(merged), strict=True))
         reduced = max(each.bytes_per_step for each in all_of_them)
-        return Window(common[-1], steps, tasks, reduced, self._conditions)
+        return Window(common[-1], steps, tasks, reduced, self._conditions, self.link)
 
     def _judge(self, window: Window, attempt: int) -> Iterator[ev.StepVerdict]:
         verdict = judge(window)
         if _bound(verdict) != _bound(self._newest):
             self._agreed_s = 0.0
-        elif verdict is not None and self._newest is not None and verdict.tasks:
-            is_another = {*verdict.tasks}.isdisjoint(self._newest.tasks)
+        elif verdict is not None and self._newest is not None and verdict.causes:
+            is_another = {*verdict.causes}.isdisjoint(self._newest.causes)
             if is_another:  # of tasks that all wait for input, any one may be the last
                 verdict = judge(window, names_tasks=False)
         self._newest = verdict
@@ -276,7 +287,7 @@ def _bound(verdict: StepVerdict | None) -> Bound | None:
 
 
 def _key(verdict: StepVerdict | None) -> tuple[object, ...]:
-    return () if verdict is None else (verdict.bound, verdict.tasks)
+    return () if verdict is None else (verdict.bound, verdict.causes)
 
 
 def _event(verdict: StepVerdict | None, attempt: int) -> ev.StepVerdict:
@@ -285,7 +296,7 @@ def _event(verdict: StepVerdict | None, attempt: int) -> ev.StepVerdict:
     return ev.StepVerdict(
         attempt=attempt,
         bound=str(verdict.bound),
-        tasks=verdict.tasks,
+        causes=verdict.causes,
         message=verdict.message,
         fix=verdict.fix,
     )
@@ -405,7 +416,10 @@ def _transfer_rate(window: Window) -> str:
     if not window.reduced_bytes or not seconds or tasks < 2:
         return ""
     sent = 2 * (tasks - 1) / tasks * window.reduced_bytes
-    return f", {window.reduced_bytes / 1e6:.3g} MB a step at {sent / seconds / 1e9:.2g} GB/s"
+    text = f", {window.reduced_bytes / 1e6:.3g} MB a step at {sent / seconds / 1e9:.2g} GB/s"
+    if window.link is not None:
+        text += f" of the {window.link.gb_per_s:.2g} GB/s that {window.link.known_from}"
+    return text
 
 
 def _ms(seconds: float) -> str:

@@ -8,7 +8,7 @@ import pytest
 
 from tfcluster.agent import catalogue as msg
 from tfcluster.rundir import events as ev
-from tfcluster.supervision.step_times import SURE_S, Bound, StepTimes
+from tfcluster.supervision.step_times import SURE_S, Bound, Link, StepTimes
 
 
 @dataclass
@@ -100,7 +100,7 @@ def test_each_bound_is_named_with_its_tasks(
 ) -> None:
     verdict = gang(*workers, transfer=transfer).train()
     assert verdict is not None
-    assert (verdict.bound, verdict.tasks) == (bound, tasks)
+    assert (verdict.bound, verdict.causes) == (bound, tasks)
     assert said in (verdict.message or "")
 
 
@@ -129,7 +129,7 @@ def test_tasks_that_take_turns_in_being_last_are_not_named() -> None:
         run.workers = {"worker:0": slow, "worker:1": fast}
         verdict = run.train(reports=1)
     assert verdict is not None
-    assert (verdict.bound, verdict.tasks) == (Bound.INPUT, ())
+    assert (verdict.bound, verdict.causes) == (Bound.INPUT, ())
 
 
 def test_entries_of_different_lengths_and_lost_reports_meet_at_common_steps() -> None:
@@ -159,3 +159,22 @@ def test_a_report_with_lists_of_different_lengths_is_left_out() -> None:
         collective_s=[], callbacks_s=[],
     )  # fmt: skip
     assert list(StepTimes().note(report, ["worker:0"])) == []
+
+
+def test_the_speed_of_the_network_is_compared_with_the_known_one() -> None:
+    run = gang(Worker(), Worker(), transfer=0.08)
+    run.times.link = Link(0.02, "the simulated network has")
+    verdict = run.train()
+    assert verdict is not None
+    assert "0.012 GB/s of the 0.02 GB/s that the simulated network has" in (verdict.message or "")
+
+
+def test_a_lone_throttled_task_is_named_though_it_is_slow_in_collectives() -> None:
+    run = gang(Worker(), Worker(), transfer=0.08)
+    used = {"worker:0": {"throttled": 0.0}, "worker:1": {"throttled": 0.6}}
+    run.times.note_usage(ev.Usage(node="local", tasks=used, load=2.5, clock=0.5))
+    verdict = run.train()
+    assert verdict is not None
+    assert (verdict.bound, verdict.causes) == (Bound.STRAGGLER, ("worker:1",))
+    assert "a CPU quota stops it 60% of the time" in (verdict.message or "")
+    assert "its node's clock is at 50%" in (verdict.message or "")

@@ -1,0 +1,103 @@
+"""A slow step is explained while it trains: constructed jobs whose cause is known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from tests.integration.commandline import wait_for
+from tests.integration.live import Live
+
+from .lab import PYTHONS, Lab, a_lab
+
+pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(400)]
+
+SLEEP_S = 0.15
+MODEL = f"""
+import time
+import tensorflow as tf
+
+strategy = tf.distribute.MultiWorkerMirroredStrategy()
+is_slow = strategy.cluster_resolver.task_id == 1
+with strategy.scope():
+    model = tf.keras.Sequential([tf.keras.Input((4,)), tf.keras.layers.Dense(1)])
+    optimizer = tf.keras.optimizers.SGD(0.01)
+
+def pause(*batch):
+    if is_slow:
+        time.sleep({SLEEP_S})
+    return 0.0
+
+batch = tf.ones((8, 4)), tf.ones((8, 1))
+data = tf.data.Dataset.from_tensors(batch).repeat()
+"""
+FIT = """
+def slowly(x, y):
+    with tf.control_dependencies([tf.numpy_function(pause, [], tf.float64)]):
+        return tf.identity(x), y
+
+fed = strategy.distribute_datasets_from_function(lambda context: data.map(slowly))
+with strategy.scope():
+    model.compile(optimizer, "mse")
+model.fit(fed, steps_per_epoch=1000, epochs=5, verbose=0)
+"""
+LOOP = """
+from tfcluster_workers import reporting
+
+fed = iter(strategy.distribute_datasets_from_function(lambda context: data))
+
+@tf.function
+def train():
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(model(x) - y))
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+    strategy.run(step, args=next(fed))
+
+for number in range(1, 5000):
+    train()
+    pause()
+    reporting.progress(number)
+"""
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Lab]:
+    with a_lab() as made:
+        made.line.is_doubtful = True  # both workers train on the same batches
+        yield made
+
+
+@pytest.mark.parametrize(
+    ("job", "tensorflow", "bound", "part"),
+    [(FIT, "newest", "input", "input"), (LOOP, "tf215", "python", "other")],
+    ids=["input of fit", "Python of a loop"],
+)
+def test_the_task_and_the_part_that_all_wait_for_are_named(
+    lab: Lab, job: str, tensorflow: str, bound: str, part: str
+) -> None:
+    line = lab.line
+    line.script("train.py", MODEL + job)
+    options = ("-n", "2", f"--python={PYTHONS[tensorflow]}", "train.py")
+    run = Live(line, "run", *options, name=bound)
+    try:
+        wait_for(
+            lambda: run.state().get("step_verdict"),
+            timeout=180,
+            what=f"the verdict; {run.said()}",
+        )
+        state = run.state()
+        verdict = state["step_verdict"]
+        assert (verdict["bound"], verdict["causes"]) == (bound, ["worker:1"])
+        assert verdict["message"] in " ".join(line.run("status", run.run_id).out.decode().split())
+        assert verdict["message"] in run.said() or "worker:1" in run.said()
+        fast, slow = (task["step_parts"] for task in state["tasks"])
+        step_s = sum(slow.values())
+        assert slow[part] / step_s == pytest.approx(SLEEP_S / step_s, abs=0.1)
+        # The other one waits as long, and both agree on the transfer.
+        assert fast["waiting"] / step_s == pytest.approx(SLEEP_S / step_s, abs=0.15)
+        assert fast["transfer"] == pytest.approx(slow["transfer"])
+    finally:
+        assert line.run("down", run.run_id).code == 0
+        run.process.wait(30)
