@@ -71,23 +71,26 @@ def describe_results(snapshot: RunSnapshot) -> tuple[tuple[str, str], ...]:
         ("metrics", format_metrics(figures.metrics)),
         ("evaluator", ", ".join(map(format_metrics, evaluators))),
         ("speed", ", ".join(speed)),
-        ("step", describe_step(lead.step_parts)),
+        ("step", _describe_step(snapshot)),
         ("verdict", verdict.get("message", "")),
         ("try", verdict.get("fix", "")),
     )
 
 
-def describe_step(parts: Mapping[str, float]) -> str:
-    """Return ``83 ms: input 63%, compute 20%, transfer 15%``; empty if no parts are known.
+def _describe_step(snapshot: RunSnapshot) -> str:
+    """Return ``83 ms: input 63%, compute 20%, transfer 15%``: the parts of the slowest task.
 
-    `parts`: `TaskSnapshot.step_parts`. Those below a hundredth are left out.
+    That is the one that waits least for the others. Parts below a hundredth are left out.
     """
-    seconds = sum(parts.values())
-    if seconds <= 0:
+    known = [task for task in snapshot.tasks if sum(task.step_parts.values()) > 0]
+    if not known:
         return ""
-    shares = sorted(((part / seconds, name) for name, part in parts.items()), reverse=True)
-    shown = [f"{name} {share:.0%}" for share, name in shares if share >= 0.01]
-    return f"{format_ms(seconds)}: {', '.join(shown)}"
+    slowest = min(known, key=lambda task: task.step_parts.get("waiting", 0.0))
+    seconds = sum(slowest.step_parts.values())
+    shares = ((part / seconds, name) for name, part in slowest.step_parts.items())
+    shown = [f"{name} {share:.0%}" for share, name in sorted(shares, reverse=True) if share >= 0.01]
+    where = f" in {slowest.task}" if len(known) > 1 else ""
+    return f"{format_ms(seconds)}{where}: {', '.join(shown)}"
 
 
 def draw_trend(samples: Sequence[float], columns: int) -> str:

@@ -23,11 +23,16 @@ _clocks: dict[str, _Clock] = {}
 """Part → its clock in the graphs."""
 
 
-def _is_measured() -> bool:
-    """Return whether the graphs that this process traces run in it, one after the other.
+_LOCAL = (
+    *("_DefaultDistributionExtended", "OneDeviceExtended"),
+    *("MirroredExtended", "CollectiveAllReduceExtended"),
+)
+"""The strategies whose graphs run in the process that traces them: those of parameter servers and
+TPUs run elsewhere, and cannot reach a variable of this process."""
 
-    A coordinator's functions run in workers, which cannot reach a variable of its process.
-    """
+
+def _is_measured() -> bool:
+    """Return whether this task's steps are its own: a coordinator's are those of workers."""
     return not context.current().cluster.get("ps")
 
 
@@ -134,12 +139,18 @@ def _without_failing(part: str, measure: Callable[[], Any]) -> Any:
 
 def _begin(part: str, inputs: Sequence[Any]) -> tuple[Any, _Clock] | None:
     """Return the timestamp that waits for `inputs`, and the clock that it belongs to."""
+    from tensorflow.python.distribute import distribute_lib
     from tensorflow.python.framework import ops
     from tensorflow.python.ops import control_flow_ops, control_flow_util, gen_logging_ops
 
     graph = ops.get_default_graph()
     is_function = graph.building_function and ops.executing_eagerly_outside_functions()
-    if not (is_function and _is_measured()) or control_flow_util.GraphOrParentsInXlaContext(graph):
+    strategy = type(distribute_lib.get_strategy().extended).__name__
+    if (
+        not is_function
+        or strategy not in _LOCAL
+        or control_flow_util.GraphOrParentsInXlaContext(graph)
+    ):
         return None
     clock = _clock(part)
     with ops.device("CPU:0"), ops.control_dependencies([control_flow_ops.group(*inputs)]):
