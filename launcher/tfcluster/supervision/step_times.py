@@ -143,6 +143,8 @@ class Window:
     """The bytes that a task gives to collectives in one step."""
     conditions: Mapping[str, Conditions] = field(default_factory=dict)
     link: Link | None = None
+    has_network: bool = True
+    """False on one machine: collectives wait for its cores, and there is no network to blame."""
 
     @property
     def throttled(self) -> str | None:
@@ -207,6 +209,8 @@ class StepTimes:
     """The steps of an attempt: from the tasks' reports to windows and verdicts."""
 
     link: Link | None = None
+    has_network: bool = True
+    """True if the tasks are on several nodes."""
     _reported: dict[str, _Reported] = field(default_factory=dict)
     _newest: StepVerdict | None = None
     """The verdict of the last window, and of all windows of the last `_agreed_s` seconds."""
@@ -265,7 +269,9 @@ class StepTimes:
             each.first = common[-1]
         tasks = dict(zip(together, _split_collectives(merged), strict=True))
         reduced = max(each.bytes_per_step for each in all_of_them)
-        return Window(common[-1], steps, tasks, reduced, self._conditions, self.link)
+        return Window(
+            common[-1], steps, tasks, reduced, self._conditions, self.link, self.has_network
+        )
 
     def _judge(self, window: Window, attempt: int) -> Iterator[ev.StepVerdict]:
         verdict = judge(window)
@@ -373,7 +379,9 @@ def judge(window: Window, *, names_tasks: bool = True) -> StepVerdict | None:
         bound = max(excess, key=lambda each: excess[each])
         return _explain(window, bound, tasks, parts, usual) if tasks else None
     bound = max(shares, key=lambda each: shares[each])
-    if bound is Bound.INPUT or shares[bound] < (MOST if bound is Bound.COMPUTE else HIGH):
+    if bound is Bound.INPUT or (bound is Bound.NETWORK and not window.has_network):
+        return None
+    if shares[bound] < (MOST if bound is Bound.COMPUTE else HIGH):
         return None
     return _explain(window, bound, (), parts, usual)
 

@@ -150,7 +150,7 @@ class Supervisor:
         self.restarting.begin()
         self.alerts.begin()
         self.silence, self.positions, self.has_probed_links = Silence(), None, False
-        self.step_times = StepTimes(self.step_times.link)
+        self.step_times = StepTimes(self.step_times.link, len(self.plan.nodes) > 1)
         return self.end.begin(number, members)
 
     def order(self, tasks: Iterable[TaskId], attempt: int, now: float) -> list[TaskId]:

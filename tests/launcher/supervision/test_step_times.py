@@ -178,3 +178,10 @@ def test_a_lone_throttled_task_is_named_though_it_is_slow_in_collectives() -> No
     assert (verdict.bound, verdict.causes) == (Bound.STRAGGLER, ("worker:1",))
     assert "a CPU quota stops it 60% of the time" in (verdict.message or "")
     assert "its node's clock is at 50%" in (verdict.message or "")
+
+
+def test_one_machine_has_no_network_to_blame() -> None:
+    run = gang(Worker(), Worker(), transfer=0.08)
+    run.times.has_network = False
+    assert run.train() is None
+    assert run.parts("worker:0")["transfer"] == pytest.approx(0.62, abs=0.01)

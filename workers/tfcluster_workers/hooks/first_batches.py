@@ -145,7 +145,10 @@ def _look_into(distributed: Any, must_look: Any) -> None:
 
 
 def _is_unsharded(distributed: Any) -> bool:
-    options = distributed._original_dataset.options()
+    original = getattr(distributed, "_original_dataset", None)
+    if original is None:  # an argument of a `tf.function`
+        return False
+    options = original.options()
     return bool(options.experimental_distribute.auto_shard_policy.name == "OFF")
 
 
