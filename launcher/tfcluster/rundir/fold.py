@@ -12,6 +12,7 @@ from tfcluster.rundir import chaos, states
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.events import Event
 from tfcluster.rundir.figures import SPEEDS, is_of_epoch_end, share_speed
+from tfcluster.rundir.goodput import Goodput
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.registry import ProcessIdentity
 from tfcluster.rundir.snapshot import RunSnapshot, TaskSnapshot, is_done_trial
@@ -29,6 +30,7 @@ def first_state(plan: Plan, paths: RunPaths, identity: ProcessIdentity, now: flo
             for task in plan.tasks
         ],
         is_synchronous=plan.is_synchronous,
+        goodput=Goodput(since=now, until=now) if plan.kind == "training" else None,
         by_hand={str(task.id): task.address for task in plan.by_hand},
         host=identity.host,
         boot_id=identity.boot_id,
@@ -46,9 +48,13 @@ def apply(state: RunSnapshot, event: Event, now: float, paths: RunPaths) -> None
     Ignored are events without an effect on it, and late events of an attempt that the same task
     has already left for a newer one.
     """
-    change = getattr(_Changes(state, now + state.clock_ahead_s, paths), event.type, None)
-    if change is not None and not _is_outdated(state, event):
-        change(event)
+    changes = _Changes(state, now + state.clock_ahead_s, paths)
+    change = getattr(changes, event.type, None)
+    if change is None or not _is_outdated(state, event):
+        if change is not None:
+            change(event)
+        if state.goodput is not None:
+            state.goodput.apply(event, state.status, changes.now)
     if state.chaos or isinstance(event, ev.ChaosInjected):
         chaos.apply(state.chaos, event, now)
 
