@@ -54,9 +54,36 @@ def apply(state: RunSnapshot, event: Event, now: float, paths: RunPaths) -> None
         if change is not None:
             change(event)
         if state.goodput is not None:
-            state.goodput.apply(event, state.status, changes.now)
+            _count_time(state.goodput, event, state.status, changes.now)
     if state.chaos or isinstance(event, ev.ChaosInjected):
         chaos.apply(state.chaos, event, now)
+
+
+def _count_time(goodput: Goodput, event: Event, status: Status, now: float) -> None:
+    """Count the time until `event`; `status`: the run's after it."""
+    match event:
+        case ev.Progress(task=task, step=step) if not task.startswith("evaluator:"):
+            goodput.take_step(task, step, now)
+        case ev.TaskStarted():
+            goodput.start_process(now)
+        case ev.TaskExited():
+            goodput.exited_at = now
+        case ev.Stalled(silent_s=silent_s):
+            goodput.stall(silent_s, now)
+        case ev.StallEnded():
+            goodput.end_stall(now)
+        case ev.Suspended(seconds=seconds):
+            goodput.suspend(seconds, now)
+        case ev.Restarting(task=task) if task is None or task == goodput.task:
+            goodput.interrupt(now)
+        case ev.RunQueued() if status is Status.QUEUED:
+            goodput.enter_queue(now)
+        case ev.RunContinued():
+            goodput.enter_queue(goodput.until)  # nothing has run since then
+            goodput.leave_queue(now)
+        case ev.NodesAllocated():
+            goodput.leave_queue(now)
+    goodput.until = now
 
 
 def _is_outdated(state: RunSnapshot, event: Event) -> bool:

@@ -12,9 +12,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from tfcluster.rundir import events as ev
-from tfcluster.rundir.events import Event
-from tfcluster.rundir.states import Status
 from tfcluster.typed_json import object_to_json
 
 
@@ -96,40 +93,8 @@ class Goodput:
         figures = {"share": self.share, "seconds": self.seconds, "restart_cost": self.restart_cost}
         return figures | object_to_json(self)
 
-    def apply(self, event: Event, status: Status, now: float) -> None:
-        """Count the time until `event`, which happened at `now`; `status`: the run's after it."""
-        match event:
-            case ev.Progress(task=task, step=step) if not task.startswith("evaluator:"):
-                self._take_step(task, step, now)
-            case ev.TaskStarted() if self.doing in (Part.RESTART, Part.RESTORE):
-                self._count(now, Part.RESTART)
-                self.doing = Part.RESTORE
-            case ev.TaskExited():
-                self.exited_at = now
-            case ev.Stalled(silent_s=silent_s) if self.doing == Part.STEPS:
-                self._count(max(self.since, now - silent_s))
-                self.doing = Part.STALLED
-            case ev.StallEnded() if self.doing == Part.STALLED:
-                self._count(now)
-                self.doing = Part.STEPS
-            case ev.Suspended(seconds=seconds):
-                self._suspend(seconds, now)
-            case ev.Restarting(task=task) if task is None or task == self.task:
-                self._interrupt(now)
-            case ev.RunQueued() if status is Status.QUEUED:
-                self._interrupt(now)
-                self._count(now)
-                self.doing = Part.QUEUE
-            case ev.RunContinued():
-                self._interrupt(self.until)
-                self._count(self.until)
-                self.doing = Part.QUEUE
-                self._leave_queue(now)
-            case ev.NodesAllocated() if self.doing == Part.QUEUE:
-                self._leave_queue(now)
-        self.until = now
-
-    def _take_step(self, task: str, step: int, now: float) -> None:
+    def take_step(self, task: str, step: int, now: float) -> None:
+        """Note that `task` has reported `step`."""
         if self.doing == Part.STEPS:
             if task != self.task:
                 return
@@ -145,15 +110,33 @@ class Goodput:
         if self.done_before is not None and step >= self.done_before:
             self.done_before = None
 
-    def _known_part(self, step: int) -> float:
-        """Return which part of the steps from the last one to `step` was done before, 0 to 1."""
-        if self.done_before is None or self.step is None:
-            return 0.0
-        if step <= self.done_before:
-            return 1.0
-        return (self.done_before - self.step) / (step - self.step)
+    def start_process(self, now: float) -> None:
+        """Note that a process has started, of a new attempt if the steps were interrupted."""
+        if self.doing in (Part.RESTART, Part.RESTORE):
+            self._count(now, Part.RESTART)
+            self.doing = Part.RESTORE
 
-    def _suspend(self, seconds: float, now: float) -> None:
+    def interrupt(self, now: float) -> None:
+        """Note that the steps end here, and that what follows the last one belongs to a restart."""
+        self.end_stall(now)
+        if self.doing == Part.STEPS:
+            self.doing = Part.RESTART
+            self.restarts += 1
+            self.done_before = max(self.step or 0, self.done_before or 0)
+        self.exited_at = None
+
+    def stall(self, silent_s: float, now: float) -> None:
+        """Note that no task has shown work for `silent_s`. Before a first step that is no stall."""
+        if self.doing == Part.STEPS:
+            self._count(max(self.since, now - silent_s))
+            self.doing = Part.STALLED
+
+    def end_stall(self, now: float) -> None:
+        if self.doing == Part.STALLED:
+            self._count(now)
+            self.doing = Part.STEPS
+
+    def suspend(self, seconds: float, now: float) -> None:
         """Take `seconds` from the part before; a task may have taken a step since they ended."""
         spent = min(seconds, max(0.0, now - self.since))
         self._count(now - spent)
@@ -163,20 +146,23 @@ class Goodput:
         self.counted[part] = self.counted.get(part, 0.0) - missing
         self.counted[Part.SUSPENDED] += missing
 
-    def _interrupt(self, now: float) -> None:
-        """Note that the steps end here, and that what follows the last one belongs to a restart."""
-        if self.doing == Part.STALLED:
-            self._count(now)
-            self.doing = Part.STEPS
-        if self.doing == Part.STEPS:
-            self.doing = Part.RESTART
-            self.restarts += 1
-            self.done_before = max(self.step or 0, self.done_before or 0)
-        self.exited_at = None
-
-    def _leave_queue(self, now: float) -> None:
+    def enter_queue(self, now: float) -> None:
+        self.interrupt(now)
         self._count(now)
-        self.doing = Part.START if self.step is None else Part.RESTART
+        self.doing = Part.QUEUE
+
+    def leave_queue(self, now: float) -> None:
+        if self.doing == Part.QUEUE:
+            self._count(now)
+            self.doing = Part.START if self.step is None else Part.RESTART
+
+    def _known_part(self, step: int) -> float:
+        """Return which part of the steps from the last one to `step` was done before, 0 to 1."""
+        if self.done_before is None or self.step is None:
+            return 0.0
+        if step <= self.done_before:
+            return 1.0
+        return (self.done_before - self.step) / (step - self.step)
 
     @property
     def _part(self) -> str:
