@@ -29,6 +29,7 @@ from tfcluster.rundir.waiting import Waiting, block, block_async, each, each_asy
 
 if TYPE_CHECKING:
     from tfcluster.checkpoints.store import Damaged, Gathered
+    from tfcluster.rundir.goodput import Goodput
     from tfcluster.rundir.series import History
 
 _threads: dict[RunPaths, threading.Thread] = {}
@@ -121,6 +122,15 @@ class Run:
     def diagnosis(self) -> Mapping[str, Any] | None:
         """The last diagnosis: `root_cause` (task, reason, hint …), `collateral`, `attempt`."""
         return self.state().diagnosis
+
+    @property
+    def goodput(self) -> Goodput | None:
+        """The share of the time in steps that count, and where the rest went, until now.
+
+        None before the first step, and for a run that is no training.
+        """
+        goodput = self.state().goodput
+        return None if goodput is None or goodput.share is None else goodput
 
     def gather_left(self, say: Callable[[str], None]) -> bool:
         """Gather what a run that is over has left where its tasks saved; `say` gets sentences.

@@ -77,7 +77,9 @@ def test_a_run_that_succeeded(open_file: Open, tmp_path: Path) -> None:
     assert page.text("#status") == "succeeded"
     assert "epoch 6/6 · step 240/240" in page.text("#position")
     assert "exit 0" in page.text("#facts")
-    assert {"Peak memory", "Checkpoint", "Elapsed"} <= set(page.texts("#figures dt"))
+    assert {"Peak memory", "Checkpoint", "Elapsed", "Goodput"} <= set(page.texts("#figures dt"))
+    parts = {"steps that count 24 s", "steps done again 4.8 s"}
+    assert parts <= set(page.texts("#goodput li"))
     assert page.script("return document.querySelectorAll('#charts canvas').length") == 5
     assert "killed by SIGKILL" in page.text("#timeline")
     assert '"script": "main.py"' in page.text("#plan-parts")

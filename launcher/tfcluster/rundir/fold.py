@@ -12,6 +12,7 @@ from tfcluster.rundir import chaos, states
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.events import Event
 from tfcluster.rundir.figures import SPEEDS, is_of_epoch_end, share_speed
+from tfcluster.rundir.goodput import Goodput
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.registry import ProcessIdentity
 from tfcluster.rundir.snapshot import RunSnapshot, TaskSnapshot, is_done_trial
@@ -29,6 +30,7 @@ def first_state(plan: Plan, paths: RunPaths, identity: ProcessIdentity, now: flo
             for task in plan.tasks
         ],
         is_synchronous=plan.is_synchronous,
+        goodput=Goodput(since=now, until=now) if plan.kind == "training" else None,
         by_hand={str(task.id): task.address for task in plan.by_hand},
         host=identity.host,
         boot_id=identity.boot_id,
@@ -46,11 +48,42 @@ def apply(state: RunSnapshot, event: Event, now: float, paths: RunPaths) -> None
     Ignored are events without an effect on it, and late events of an attempt that the same task
     has already left for a newer one.
     """
-    change = getattr(_Changes(state, now + state.clock_ahead_s, paths), event.type, None)
-    if change is not None and not _is_outdated(state, event):
-        change(event)
+    changes = _Changes(state, now + state.clock_ahead_s, paths)
+    change = getattr(changes, event.type, None)
+    if change is None or not _is_outdated(state, event):
+        if change is not None:
+            change(event)
+        if state.goodput is not None:
+            _count_time(state.goodput, event, state.status, changes.now)
     if state.chaos or isinstance(event, ev.ChaosInjected):
         chaos.apply(state.chaos, event, now)
+
+
+def _count_time(goodput: Goodput, event: Event, status: Status, now: float) -> None:
+    """Count the time until `event`; `status`: the run's after it."""
+    match event:
+        case ev.Progress(task=task, step=step) if not task.startswith("evaluator:"):
+            goodput.take_step(task, step, now)
+        case ev.TaskStarted():
+            goodput.start_process(now)
+        case ev.TaskExited():
+            goodput.exited_at = now
+        case ev.Stalled(silent_s=silent_s):
+            goodput.stall(silent_s, now)
+        case ev.StallEnded():
+            goodput.end_stall(now)
+        case ev.Suspended(seconds=seconds):
+            goodput.suspend(seconds, now)
+        case ev.Restarting(task=task) if task is None or task == goodput.task:
+            goodput.interrupt(now)
+        case ev.RunQueued() if status is Status.QUEUED:
+            goodput.enter_queue(now)
+        case ev.RunContinued():
+            goodput.enter_queue(goodput.until)  # nothing has run since then
+            goodput.leave_queue(now)
+        case ev.NodesAllocated():
+            goodput.leave_queue(now)
+    goodput.until = now
 
 
 def _is_outdated(state: RunSnapshot, event: Event) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from math import isfinite
 from typing import Annotated, Any
 
+from tfcluster.rundir.goodput import Goodput
 from tfcluster.rundir.states import Status
 from tfcluster.typed_json import from_json, reader
 
@@ -240,6 +241,8 @@ class RunSnapshot:
     are waited for, and where), `causes`, and `tasks`: task → where it is."""
     restarts: list[_RestartRecord] = field(default_factory=list)
     """The `restarting` events so far, oldest first, each with its `time`."""
+    goodput: Goodput | None = None
+    """The parts of the time so far; None for a run that is no training."""
     chaos: list[_FaultRecord] = field(default_factory=list)
     """Injected faults: fault, task, attempt, step, injected_at, and once they are known
     detected_after_s, resumed_after_s."""
@@ -292,7 +295,8 @@ class RunSnapshot:
             _to_dict(task, _TASK_FIELDS) | {"metrics": to_json_numbers(task.metrics)}
             for task in self.tasks
         ]
-        return _to_dict(self, _RUN_FIELDS) | {"status": str(self.status), "tasks": tasks}
+        values = _to_dict(self, _RUN_FIELDS) | {"status": str(self.status), "tasks": tasks}
+        return values | {"goodput": None if self.goodput is None else self.goodput.to_json()}
 
 
 _TASK_FIELDS = tuple(f.name for f in fields(TaskSnapshot))

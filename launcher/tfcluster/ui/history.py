@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from tfcluster.rundir.goodput import Goodput, Part
 from tfcluster.rundir.snapshot import RunSnapshot, TaskSnapshot
 from tfcluster.rundir.states import Status
 from tfcluster.ui import pages
@@ -20,6 +21,21 @@ _FROM_THE_BEGINNING = "from the beginning: no checkpoint in $TFCLUSTER_CHECKPOIN
 _RESTARTS_LISTED = 10
 _PACKAGES: Final = re.compile(r".*/(?:(?:site|dist)-packages|bundles/[0-9a-f]+/workers)/")
 """The folders before a package of Python, or before `tfcluster_workers` on a task's node."""
+_LOST: Final = (
+    ("in the queue", (Part.QUEUE,)),
+    ("start", (Part.START,)),
+    ("restarts", (Part.RESTART, Part.RESTORE, Part.REPEATED)),
+    ("stalled", (Part.STALLED,)),
+    ("suspended", (Part.SUSPENDED,)),
+    ("after the last step", (Part.OTHER,)),
+    ("gathering", (Part.GATHERING,)),
+)
+"""Words for the parts of a run's time that are not steps that count."""
+_COSTS: Final = (
+    (Part.RESTART, "until the processes ran"),
+    (Part.RESTORE, "to the first step"),
+    (Part.REPEATED, "of steps done again"),
+)
 _FAILURE_STATES = (Status.RESTARTING, Status.FAILED, Status.TIMED_OUT, Status.LOST)
 
 
@@ -88,9 +104,9 @@ def _format_position(step: int | None, name: str | None, label: str = "step ") -
 
 
 def list_facts(snapshot: RunSnapshot, *, has_timeline: bool = False) -> tuple[tuple[str, str], ...]:
-    """Return name and value of what not every run has: its resume, restarts, injected faults.
+    """Return name and value of what not every run has: its resume, restarts, faults, goodput.
 
-    With `has_timeline`, without those that a timeline beside it shows.
+    With `has_timeline`, without those that a page with a timeline shows in its own way.
     """
     source = snapshot.resumed_from or {}
     resume = format_resume(str(source.get("run")), source.get("step"), source.get("checkpoint"))
@@ -101,7 +117,26 @@ def list_facts(snapshot: RunSnapshot, *, has_timeline: bool = False) -> tuple[tu
         ("attempt", "" if has_timeline else format_attempt(snapshot)),
         ("restarts", "" if has_timeline else _list_restarts(snapshot.restarts)),
         ("injected", "\n".join(map(_format_fault, snapshot.chaos))),
+        ("goodput", "" if has_timeline else format_goodput(snapshot.goodput)),
     ).pairs
+
+
+def format_goodput(goodput: Goodput | None) -> str:
+    """Return ``83.2%: start 12 s, restarts 28 s``, and what a restart cost; empty before a step."""
+    if goodput is None or (share := goodput.share) is None:
+        return ""
+    seconds = goodput.seconds
+    total = sum(seconds.values())
+    groups = ((words, sum(seconds.get(part, 0.0) for part in parts)) for words, parts in _LOST)
+    lost = ", ".join(f"{w} {format_duration(s)}" for w, s in groups if s >= total / 1000)
+    head = f"{share:.1%}{': ' if lost else ''}{lost}"
+    return "\n".join(filter(None, [head, _format_restart_cost(goodput.restart_cost)]))
+
+
+def _format_restart_cost(cost: Mapping[str, float]) -> str:
+    parts = ", ".join(f"{format_duration(cost[p])} {words}" for p, words in _COSTS if p in cost)
+    total = format_duration(sum(cost.values()))
+    return f"a restart cost {total} on average: {parts}" if parts else ""
 
 
 def format_stall(stall: Mapping[str, Any] | None, now: float | None) -> str:

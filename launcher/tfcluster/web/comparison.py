@@ -49,6 +49,8 @@ class Results:
     """The mean since the first step of the newest attempt, as in the closing summary."""
     steps_per_second: float | None
     restarts: int
+    goodput: float | None
+    """The share of the time in steps that count, 0 to 1."""
     peak_memory_bytes: int | None
     """The peak of the task with the highest one."""
     checkpoint: str | None
@@ -71,6 +73,7 @@ class Results:
             examples_per_second=figures.mean_examples_per_second,
             steps_per_second=figures.mean_steps_per_second,
             restarts=len(state.restarts),
+            goodput=state.goodput.share if state.goodput is not None else None,
             peak_memory_bytes=max(peaks, default=0) or None,
             checkpoint=history.format_checkpoint(newest) or "saved" if newest else None,
         )
@@ -217,6 +220,7 @@ _NUMBERS: Final[Mapping[str, Callable[[Results], str | None]]] = {
     "examples/s on average": lambda run: format_known(run.examples_per_second, format_large_rate),
     "steps/s on average": lambda run: format_known(run.steps_per_second, format_large_rate),
     "restarts": lambda run: str(run.restarts),
+    "goodput": lambda run: format_known(run.goodput, "{:.1%}".format),
     "peak memory": lambda run: format_known(run.peak_memory_bytes, format_bytes),
     "checkpoint": lambda run: run.checkpoint,
 }

@@ -114,6 +114,19 @@ def assert_both_resume_at(trained: Trained, step: int) -> None:
     assert record["resumed_step"] == step
     (restart,) = trained.of("restarting")
     assert restart["from_step"] == step - 1
+    assert_goodput(trained)
+
+
+def assert_goodput(trained: Trained) -> None:
+    """Check that the parts of the time are those between the events, and nothing is missing."""
+    goodput, ended = trained.state["goodput"], trained.state["ended_at"]
+    starts = [e["time"] for e in trained.of("task_started") if e["attempt"] == 2]
+    steps = {a: [e["time"] for e in trained.of("progress") if e["attempt"] == a] for a in (1, 2)}
+    assert goodput["restarts"] == 1
+    seconds = goodput["seconds"]
+    assert seconds["restore"] == pytest.approx(steps[2][0] - max(starts), abs=1)
+    assert seconds["start"] == pytest.approx(steps[1][0] - trained.state["started_at"], abs=1)
+    assert sum(seconds.values()) == pytest.approx(ended - trained.state["started_at"], abs=1)
 
 
 @pytest.mark.parametrize(

@@ -121,6 +121,11 @@ def test_a_run_goes_on_each_time_its_job_runs_again(cluster: SlurmCluster, site:
     assert [event["seq"] for event in job.run.events()] == [*range(1, len(job.run.events()) + 1)]
     assert {task["state"] for task in ended["tasks"]} == {"succeeded"}
     assert ended["warnings"] == []
+    goodput, ran_s = ended["goodput"], ended["ended_at"] - ended["started_at"]
+    back = next(e["time"] for e in job.run.of_type("run_queued") if e.get("again"))
+    assert goodput["restarts"] == 2
+    assert goodput["seconds"]["queue"] > continued[0]["time"] - back - 1
+    assert sum(goodput["seconds"].values()) == pytest.approx(ran_s, abs=1)
 
 
 @pytest.mark.timeout(400)
@@ -272,6 +277,7 @@ def test_a_suspended_job_goes_on_where_it_was(cluster: SlurmCluster, site: Site)
     assert (ended["status"], ended["attempt"], ended["restarts"]) == ("succeeded", 1, [])
     (suspended,) = job.run.of_type("suspended")
     assert suspended["seconds"] >= 10
+    assert ended["goodput"]["seconds"]["suspended"] == pytest.approx(suspended["seconds"], abs=1)
 
 
 def test_an_interactive_job_that_ends_takes_its_run_along(

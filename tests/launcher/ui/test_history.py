@@ -6,7 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.documentation import unprinted
 
+from tfcluster.rundir.goodput import Goodput
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.snapshot import RunSnapshot, TaskSnapshot
 from tfcluster.rundir.states import Status
@@ -164,3 +166,16 @@ def test_what_has_happened_to_a_run_is_listed(facts: dict[str, Any], shown: dict
     run = replace(snapshot(), **{"restarts": [], **facts})
     assert dict(history.list_facts(run)) == shown
     assert "attempt" not in format_status_line(run, now=START, width=100)
+
+
+def test_the_summary_says_where_the_time_went_and_what_a_restart_cost(paths: RunPaths) -> None:
+    spent = {"start": 11.251, "steps": 14.804, "restart": 1.467, "restore": 1.42}
+    spent |= {"repeated": 2.023, "other": 4.96, "gathering": 0.067, "stalled": 0.03}
+    known = Goodput(since=50.0, until=50.0, counted=spent, step=500, restarts=1)
+    run = replace(snapshot(Status.SUCCEEDED), goodput=known)
+    shown = plain_text(closing_panel(run, paths), 100)
+    assert unprinted("guides/goodput.md", "41.1%", shown) == []
+    assert "stalled" not in shown, "less than a thousandth of the time"
+    assert "goodput" not in dict(history.list_facts(run, has_timeline=True))
+    for unknown in (None, Goodput(since=50.0, until=60.0)):
+        assert "goodput" not in dict(history.list_facts(replace(run, goodput=unknown)))

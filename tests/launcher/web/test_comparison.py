@@ -58,6 +58,7 @@ def test_numbers_of_all_runs_stand_beside_each_other(home_dir: Path) -> None:
     assert found["step"] == ("80", "40")
     assert found["loss"] == ("0.9844", "1.491")
     assert found["restarts"] == ("1", "0")
+    assert all(share.endswith("%") for share in found["goodput"])
     assert found["steps/s on average"] == ("10.0", "10.0")
     assert found["peak memory"] == ("520 MB", "414 MB")
     assert found["checkpoint"] == ("step 80", "–")

@@ -4,6 +4,7 @@ import { chosenAxis, onAxisChange, seriesColour, showCharts } from "./charts.js"
 import { chartsOf, History } from "./curves.js";
 import { byId, clean, el, oncePerFrame, syncRows, write } from "./dom.js";
 import { bytes, clock, count, duration, exit, metric, percent, plural, rate } from "./formats.js";
+import { restartCost, showGoodput } from "./goodput.js";
 import { get, inside, isFinal, Live, now, post, showProblem } from "./live.js";
 import { LogView } from "./logs.js";
 import { position, showBar, showStatus, stallText, statusText } from "./progress.js";
@@ -132,6 +133,8 @@ function showFigures() {
       .map(([name, value]) => [name, metric(value)]),
     ...speed(task),
     ["Elapsed", elapsed()],
+    ["Goodput", percent(snapshot.goodput?.share)],
+    ["Cost of a restart", duration(restartCost(snapshot.goodput))],
     ["First step after", duration(task.first_step_s)],
     ["Memory", bytes(task.rss_bytes)],
     ["Peak memory", bytes(peakMemory())],
@@ -152,6 +155,7 @@ function showFigures() {
       write(row.lastElementChild, value);
     },
   );
+  showGoodput(byId("goodput"), snapshot.goodput);
 }
 
 /** Return the most memory that a task has had; null while none has ended. */

@@ -37,6 +37,7 @@ from tfcluster.errors import SetupError
 from tfcluster.rundir import events as ev
 from tfcluster.rundir import registry, run_writer
 from tfcluster.rundir.fold import first_state
+from tfcluster.rundir.goodput import Goodput
 from tfcluster.rundir.run_writer import RunWriter
 from tfcluster.rundir.snapshot import RunSnapshot
 from tfcluster.rundir.states import Status
@@ -381,12 +382,15 @@ def test_a_pod_that_ends_while_the_api_server_is_away_comes_back(place: FakeApi)
 def test_a_successor_knows_the_restarts_of_a_folder_that_is_lost(place: FakeApi) -> None:
     history = {"attempt": 4, "restarts": [{"attempt": 4, "of": 5}], "ran_s": 90.5}
     history |= {"vain_starts": 2, "newest_at_start": "step 7"}
+    history["goodput"] = Goodput(since=50.0, until=60.0, counted={"steps": 40.0}).to_json()
     place.add("batch/jobs/lab-1", notes={HISTORY: json.dumps(history)})
     state = RunSnapshot("lab-1", "lab", Status.QUEUED, [], "h", "b", 1, 1, 0.0)
     kube_own_job.apply_history("lab-1", state)
     assert (state.attempt, state.restarts) == (4, [{"attempt": 4, "of": 5}])
     assert state.continued == {"attempt": 5, "ran_s": 90.5}
     assert (state.vain_starts, state.newest_at_start) == (2, "step 7")
+    assert state.goodput is not None
+    assert state.goodput.seconds == {"start": 10.0, "steps": 40.0}
 
 
 @pytest.mark.parametrize("wrong_s", [3600.0, -3600.0, 1.5])

@@ -28,9 +28,11 @@ from tfcluster.backends.kubernetes.submitted.kube_job_states import ENDED
 from tfcluster.backends.kubernetes.submitted.kube_package import SUBMITTED_AT
 from tfcluster.errors import TfclusterError
 from tfcluster.rundir import heartbeat, registry
+from tfcluster.rundir.goodput import Goodput
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.run_writer import RunWriter
 from tfcluster.rundir.snapshot import RunSnapshot
+from tfcluster.typed_json import from_json, to_json
 
 RESTARTS: Final = "TFCLUSTER_KUBERNETES_RESTARTS"
 """The variable that `in_pod` sets: how often the run's coordinator was started before."""
@@ -188,6 +190,7 @@ def _keep_history(job: str, paths: RunPaths) -> None:
                 restarts = state.restarts[-_MOST_RESTARTS:]
                 history = {"attempt": state.attempt, "restarts": restarts, "ran_s": _ran_s(state)}
                 history |= {name: getattr(state, name) for name in _PROGRESS}
+                history["goodput"] = to_json(state.goodput)
                 body = {"metadata": {"annotations": {HISTORY: json.dumps(history)}}}
                 leadership(job).require()
                 around_pod().patch(f"batch/jobs/{job}", body)
@@ -208,6 +211,8 @@ def apply_history(job: str, state: RunSnapshot) -> None:
     state.restarts[:] = history.get("restarts", [])
     for name in _PROGRESS & history.keys():
         setattr(state, name, history[name])
+    if (goodput := history.get("goodput")) is not None:
+        state.goodput = from_json(Goodput, goodput)
     state.continued = {"attempt": state.attempt + 1, "ran_s": history.get("ran_s", 0.0)}
 
 
