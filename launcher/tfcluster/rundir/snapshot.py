@@ -254,6 +254,8 @@ class RunSnapshot:
     direction, and where they are known score, best_step, message, started_at, ended_at."""
     best_trial: str | None = None
     """The id of the best completed trial."""
+    tracker_group: str | None = None
+    """The group of its tasks in experiment trackers: the first run of those that it resumes."""
     tensorboard: str | None = None
     """The address of the run's own TensorBoard, while the run lives."""
     warnings: list[str] = field(default_factory=list)
