@@ -132,7 +132,7 @@ def start(
             has_cluster=False,
         )
         extra += tuple(EnvVar(name, value, SOURCE) for name, value in proxy_env.items())
-        if tracker_group is not None:
+        if tracker_group is not None and plan.node(site.node).trackers:
             extra += trackers.environment(plan, task.id, run_id=site.run_id, group=tracker_group)
         if faults:
             extra += chaos.environment(task.command, faults, task.id, attempt.number)

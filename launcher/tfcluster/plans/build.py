@@ -195,10 +195,14 @@ class _PlanBuilder:
         return Command(argv, variables, self._workdir(placed.node), UNSET)
 
     def _trackers(self, node: str) -> tuple[str, ...]:
+        """Return the trackers' variables of tasks here; of another node its probe knows the rest:
+        what is installed, and what its own environment sets."""
         python = self.context.interpreters.get(node)
-        if python is None or _is_without_trackers(self.spec):
+        if node != LOCAL or python is None or _is_without_trackers(self.spec):
             return ()
-        return trackers.find_variables(python.packages, self.variables.inherited(node))
+        if trackers.PACKAGES.isdisjoint(python.packages):
+            return ()
+        return trackers.find_variables(python.packages, self.context.environ)
 
     def _workdir(self, node: str) -> str:
         """Return the workdir on this machine, or the path of its copy on another node."""

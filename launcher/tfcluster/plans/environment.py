@@ -176,7 +176,7 @@ class Variables:
         variables = self._resolve_layers(placed.host, placed)
         self._add_shared(variables, placed.node, placed.host)
         if share.threads is not None:
-            self._add_threads(variables, share.threads, self.inherited(placed.node))
+            self._add_threads(variables, share.threads, self._inherited(placed.node))
         self._add_gpus(variables, placed, share)
         spec = with_inherited_switch(self.spec, placed.node, self.context)
         if uses_legacy_keras(spec, self.context.interpreters.get(placed.node)):
@@ -215,12 +215,11 @@ class Variables:
         yield from (written for written, _ in halves)
         yield from (chosen for _, chosen in halves)
 
-    def inherited(self, node: str) -> Mapping[str, str]:
-        """Return the known part of the environment that the tasks of a node start from."""
+    def _inherited(self, node: str) -> Mapping[str, str]:
         return self.context.environ if node == LOCAL else {}
 
     def _add_shared(self, variables: dict[str, EnvVar], node: str, host: str) -> None:
-        inherited = self.inherited(node)
+        inherited = self._inherited(node)
         add_defaults(variables, {"PYTHONUNBUFFERED": "1"}, SOURCE)
         name = "TFDS_DATA_DIR"
         if (chosen := self._data_dir(host)) is not None:
@@ -247,7 +246,7 @@ class Variables:
 
     def _add_gpus(self, variables: dict[str, EnvVar], placed: PlacedTask, share: Share) -> None:
         # `share` is already a part of the GPUs in the launcher's CUDA_VISIBLE_DEVICES.
-        inherited = {*self.inherited(placed.node)} - {"CUDA_VISIBLE_DEVICES", GIVEN_GPUS}
+        inherited = {*self._inherited(placed.node)} - {"CUDA_VISIBLE_DEVICES", GIVEN_GPUS}
         values = gpu_env(share.gpus, shared=share.gpu_is_shared)
         requested = self.spec.resources.gpus if placed.gpus is None else placed.gpus
         if share.gpus and requested is not None:
@@ -267,7 +266,7 @@ class Variables:
 
     def _add_python_path(self, variables: dict[str, EnvVar], node: str) -> None:
         current = variables.get("PYTHONPATH")
-        base = current.value if current else self.inherited(node).get("PYTHONPATH")
+        base = current.value if current else self._inherited(node).get("PYTHONPATH")
         value = python_path(base, self.context.bundle(node))
         source = f"{current.source} + {SOURCE}" if current else SOURCE
         variables["PYTHONPATH"] = EnvVar("PYTHONPATH", value, source, origin="tfcluster")

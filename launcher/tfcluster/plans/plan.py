@@ -163,8 +163,8 @@ class NodePlan:
     wrap: tuple[str, ...] = field(default=(), metadata=ONLY_IF_SET)
     """The words before the Python that starts its agent, inside which everything else runs."""
     trackers: tuple[str, ...] = field(default=(), metadata=ONLY_IF_SET)
-    """The variables of experiment trackers that its tasks get; see `plans.trackers`. The answer of
-    another machine's probe replaces them."""
+    """The variables of experiment trackers that its tasks get; see `plans.trackers`. For a node
+    that is not this machine, its probe finds them."""
 
     @property
     def python(self) -> str:

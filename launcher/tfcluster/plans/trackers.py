@@ -15,6 +15,7 @@ from typing import Final
 
 from tfcluster.plans.plan import EnvVar, Plan, TaskId
 
+PACKAGES: Final = frozenset({"mlflow", "wandb"})
 SOURCE: Final = "job.trackers"
 _LONGEST_ID: Final = 64
 """The longest id of a run in W&B's documentation. The end of ours is what differs between runs."""

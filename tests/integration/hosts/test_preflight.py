@@ -214,3 +214,22 @@ def mounted_at(host: Machine, where: str, options: str) -> Iterator[None]:
     finally:
         done = host.run(["umount", "--lazy", where])
         assert done.returncode == 0, done.stderr
+
+
+TRACKED = """
+import json, os
+print(json.dumps({name: os.environ.get(name) for name in ("WANDB_RUN_GROUP", "WANDB_RUN_ID")}))
+"""
+
+
+def test_tasks_get_the_variables_of_trackers_that_their_host_does_not_set(office: Office) -> None:
+    """wandb is installed on both; the login of the second host chooses the run itself."""
+    office.add_hosts(2)[1].root.joinpath(".bashrc").write_text("export WANDB_RUN_ID=mine\n")
+    run = office.up(office.spec(TRACKED))
+    assert run.end() == 0, run.said
+    group = run.folder.name
+    found = [json.loads(run.log(task)) for task in ("worker:0", "worker:1")]
+    assert found == [
+        {"WANDB_RUN_GROUP": group, "WANDB_RUN_ID": f"{group}-worker-0"},
+        {"WANDB_RUN_GROUP": group, "WANDB_RUN_ID": "mine"},
+    ]
