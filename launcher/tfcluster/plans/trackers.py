@@ -18,7 +18,7 @@ from tfcluster.plans.plan import EnvVar, Plan, TaskId
 PACKAGES: Final = frozenset({"mlflow", "wandb"})
 SOURCE: Final = "job.trackers"
 _LONGEST_ID: Final = 64
-"""The longest id of a run in W&B's documentation. The end of ours is what differs between runs."""
+"""The longest WANDB_RUN_ID, by W&B's documentation. Runs differ in the end of ours."""
 _CHOOSES_RUN: Final = frozenset(
     {"WANDB_RUN_ID", "WANDB_RESUME", "WANDB_RESUME_FROM", "WANDB_FORK_FROM"}
 )
