@@ -330,6 +330,8 @@ def make_launch(
         plan = keep_warm(plan, planned.spec.runtime.warm_s)
     if options.detach and not is_submitted:
         plan = with_lease(replace(planned, plan=plan))
+    if options.metrics_file is not None:
+        _require_folder(options.metrics_file)
     tensorboard_python = None
     if options.tensorboard:
         from tfcluster.coordinator.curves.tensorboard_server import choose_python
@@ -348,6 +350,14 @@ def make_launch(
     )
 
 
+def _require_folder(metrics_file: str) -> None:
+    """Raise UsageError if the folder of `metrics_file` takes no files."""
+    folder = os.path.dirname(metrics_file)
+    if os.path.isdir(metrics_file) or not os.access(folder, os.W_OK | os.X_OK):
+        message = f"--metrics-file: {metrics_file} cannot be written"
+        raise UsageError(message, fix=f"name a file in a folder that you may write: {folder}")
+
+
 def _is_submitted(backend: str, options: LaunchOptions) -> bool:
     """Return whether the coordinator runs in a job of a scheduler.
 
@@ -355,6 +365,11 @@ def _is_submitted(backend: str, options: LaunchOptions) -> bool:
     """
     kind = kinds.get(backend)
     is_submitted = kind.jobs is not None and not kind.is_allocated(os.environ)
+    if is_submitted and options.metrics_file:
+        raise UsageError(
+            "--metrics-file: the coordinator of this run, which would write it, runs in a job",
+            fix="leave it out: /metrics of `tfcluster ui` has the run",
+        )
     if is_submitted and options.tensorboard:
         raise UsageError(
             "--tensorboard: the coordinator of this run runs in a job, and its page could only be"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import re
 import shlex
 from collections.abc import Callable, Sequence
@@ -72,6 +73,10 @@ def _off_switch(flag: str, parameter: str, help_text: str) -> Decorator:
     )
 
 
+def _absolute(context: object, option: object, path: str | None) -> str | None:
+    return None if path is None else os.path.abspath(os.path.expanduser(path))
+
+
 set_option = click.option(
     "--set", "sets", multiple=True, metavar="A.B=C", help="Set a field of the spec."
 )
@@ -107,6 +112,8 @@ _WATCH_OPTIONS = (
                  help="Keep TensorFlow imported for the next run (runtime.warm_s)."),
     click.option("--tensorboard", is_flag=True,
                  help="Serve the run's curves in TensorBoard while it lives."),
+    click.option("--metrics-file", metavar="FILE.prom", callback=_absolute,
+                 help="Keep the run's state in FILE for Prometheus (node_exporter)."),
     _off_switch("--no-gather", "gathers", "Do not gather checkpoints."),
 )  # fmt: skip
 

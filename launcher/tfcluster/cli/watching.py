@@ -384,7 +384,9 @@ def _name_attempt(shown: dict[str, int], number: int) -> str:
               help="Port on 127.0.0.1; 0: any (default: the first from 6020 on).")  # fmt: skip
 @click.option("--open", "opens", is_flag=True, help="Open the page in your browser.")
 @click.option("--read-only", is_flag=True, help="Show the runs, but let the page stop none.")
-def ui(port: int | None, opens: bool, read_only: bool) -> None:
+@click.option("--metrics-token", metavar="FILE",
+              help="Let Prometheus read /metrics with the token in FILE; new: made.")  # fmt: skip
+def ui(port: int | None, opens: bool, read_only: bool, metrics_token: str | None) -> None:
     """Show all runs, live and past, on a web page until Ctrl-C.
 
     The printed URL works on this machine only, and holds a key: who has it can read the logs of
@@ -409,8 +411,8 @@ def ui(port: int | None, opens: bool, read_only: bool) -> None:
 
     try:
         serve(
-            home(), port=port, read_only=read_only, on_ready=report, browse=opens,
-            say=terminal.say_wrapped,
+            home(), port=port, read_only=read_only, metrics_token=metrics_token, on_ready=report,
+            browse=opens, say=terminal.say_wrapped,
         )  # fmt: skip
     except KeyboardInterrupt:
         terminal.say("")

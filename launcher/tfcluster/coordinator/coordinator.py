@@ -25,6 +25,7 @@ from tfcluster.coordinator.gathering import RunGathering
 from tfcluster.coordinator.launch import Launch
 from tfcluster.coordinator.loop import Loop, RunLoop, RunOver
 from tfcluster.coordinator.lost_nodes import LostNodes
+from tfcluster.coordinator.metrics_file import MetricsFile
 from tfcluster.coordinator.startup import Startup
 from tfcluster.coordinator.takeover import leave_if_replaced
 from tfcluster.coordinator.task_stacks import TaskStacks
@@ -75,11 +76,13 @@ class Coordinator:
         open_nodes: OpenNodes = open_nodes,
         announce: Callable[[Plan], None] = lambda plan: None,
         job: OwnJob | None = None,
+        metrics_file: MetricsFile | None = None,
     ) -> None:
         """Prepare the run.
 
         `announce` is called before the start with the plan, now with every host and port; `job`:
-        the scheduler's job that this process and the run's nodes belong to.
+        the scheduler's job that this process and the run's nodes belong to; `metrics_file` is kept
+        up to date.
         """
         self.run_writer, self.paths = run_writer, run_writer.paths
         self._run_gathering, self._launch, plan = run_gathering, launch, launch.plan
@@ -105,7 +108,7 @@ class Coordinator:
             self._supervisor, self._startup, self._lost_nodes, self._loop, run_gathering
         )
         run_gathering.use(TaskFolders(plan, self.paths, hub))
-        self.job = job
+        self.job, self._metrics_file = job, metrics_file
         self._ending: asyncio.Task[Ending | None] | None = None
         """The question why the scheduler ends the job; None until it announces that."""
         self._probing: asyncio.Task[None] | None = None
@@ -189,6 +192,8 @@ class Coordinator:
                 background.create_task(self._beat()),
                 background.create_task(self._show_gathering()),
             ]
+            if self._metrics_file is not None:
+                lasting.append(background.create_task(self._metrics_file.keep_written()))
             try:
                 error = await self._run_attempts()
             finally:

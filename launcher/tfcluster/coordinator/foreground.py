@@ -29,6 +29,7 @@ from tfcluster.coordinator.launch import (
     signals_held_back,
 )
 from tfcluster.coordinator.loop import RunLoop
+from tfcluster.coordinator.metrics_file import MetricsFile
 from tfcluster.coordinator.resume import Resume, seed
 from tfcluster.coordinator.takeover import leave_if_replaced
 from tfcluster.errors import JobEndedError, NoProgressError, SetupError, TfclusterError
@@ -112,6 +113,8 @@ class RunSession:
         takeover.claim(self.paths)
         self._secrets = secrets.find_values(launch.plan)
         self.run_writer = RunWriter(state, self.paths, secrets=self._secrets)
+        path = launch.options.metrics_file
+        self._metrics_file = MetricsFile(Path(path), self.run_writer) if path is not None else None
         if self._job is None:
             return
         if opened is None:
@@ -152,6 +155,9 @@ class RunSession:
             outcome = self._note_internal_error(fault)
         finally:
             self._gathering.close()
+            if self._metrics_file is not None:
+                with contextlib.suppress(OSError):  # the run has warned
+                    self._metrics_file.write()
             unrecorded = self.run_writer.close()
         redact_error(outcome.error, self._secrets)
         return End(self.paths, self.run_writer.state, outcome, unrecorded)
@@ -206,7 +212,12 @@ class RunSession:
 
     async def _run(self, announce: Announce, handles_signals: bool) -> Outcome:
         coordinator = Coordinator(
-            self._launch, self.run_writer, self._gathering, announce=announce, job=self._job
+            self._launch,
+            self.run_writer,
+            self._gathering,
+            announce=announce,
+            job=self._job,
+            metrics_file=self._metrics_file,
         )
         with _handling_signals(coordinator) if handles_signals else contextlib.nullcontext():
             return await coordinator.run()

@@ -105,7 +105,16 @@ def make_folder(launch: Launch) -> tuple[RunPaths, RunSnapshot]:
     state = fold.first_state(plan, paths, this_process(), now)
     state.spec_folder, state.runtime_dir = launch.spec_folder, str(runtime_dir())
     state.background = launch.options.detach
+    state.tracker_group = _tracker_group(launch, paths.run_id)
     return paths, state
+
+
+def _tracker_group(launch: Launch, run_id: str) -> str:
+    """Return the group of a run: that of the run it resumes; machines that join share the name."""
+    if launch.resume is not None:
+        source = launch.resume.source
+        return registry.load(source).tracker_group or source.run_id
+    return launch.plan.name if launch.plan.joins else run_id
 
 
 def open_folder(paths: RunPaths) -> RunSnapshot:

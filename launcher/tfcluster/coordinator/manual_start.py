@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tfcluster.discovery.planning import plan_own_part
 from tfcluster.errors import UnknownRunError, UsageError
-from tfcluster.plans import placement
+from tfcluster.plans import placement, trackers
 from tfcluster.plans.command import python_path
 from tfcluster.plans.plan import EnvVar, Plan, TaskId
 from tfcluster.plans.tf_config import SOURCE, Attempt, environment, fixed
@@ -95,6 +95,8 @@ def _build_from_run(paths: RunPaths, name: str) -> ManualStart:
         tuner_dir=str(paths.tuner),
         restored_step=resumed.get("step"),
     )
+    group = state.tracker_group or paths.run_id
+    attempt_env += trackers.environment(whole, task, run_id=paths.run_id, group=group)
     return _merge(_with_own_secrets(whole, task), task, attempt_env, _bundle(whole, task))
 
 

@@ -21,6 +21,7 @@ from tfcluster.nodes.orders import PORT_REPLIES, Answers, Until
 from tfcluster.nodes.probe_answers import ProbeAnswer
 from tfcluster.nodes.probed_resources import AssignedResources
 from tfcluster.nodes.reports import END_REPLIES, PREPARE
+from tfcluster.plans import trackers
 from tfcluster.plans.plan import NodePlan, Plan, TaskId
 from tfcluster.plans.preloading import preload_on
 from tfcluster.plans.tf_config import Attempt
@@ -233,7 +234,7 @@ class Startup:
             )
             for answer in probe_answers:
                 self._probed[answer.node] = answer
-                self._assigned.update(probed_resources.assign_resources(self.plan, answer))
+                self._take_answer(answer)
             return warnings
         if remote:
             ports, before = orders.held_ports(self.hub, names), [*self._probed.values()]
@@ -249,8 +250,14 @@ class Startup:
             self._probed[answer.node] = answer
             self._proxy_env[answer.node] = probes.proxy_env(self.plan, answer)
             if answer.node in remote:
-                self._assigned.update(probed_resources.assign_resources(self.plan, answer))
+                self._take_answer(answer)
         return report.warnings
+
+    def _take_answer(self, answer: ProbeAnswer) -> None:
+        """Take from a remote node's answer what planning could not know."""
+        self._assigned.update(probed_resources.assign_resources(self.plan, answer))
+        set_there = probed_resources.set_on_node(self.plan, answer)
+        self.plan = trackers.at_node(self.plan, answer.node, answer.packages, set_there)
 
     async def _probe_this_node(self, nodes: Sequence[str]) -> PreflightReport:
         """Probe this machine in a daemon thread.
@@ -326,6 +333,7 @@ class Startup:
                 faults=self.launch.faults,
                 proxy_env=self._proxy_env.get(node, {}),
                 assigned=self._assigned,
+                tracker_group=self.run_writer.state.tracker_group or self.paths.run_id,
             )
             self.hub.send(node, order)
 

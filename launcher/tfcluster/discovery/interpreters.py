@@ -32,6 +32,9 @@ _PACKAGES: Final = {
     "tensorflow-datasets": "tensorflow-datasets",
     "numpy": "numpy",
     "protobuf": "protobuf",
+    "mlflow": "mlflow",
+    "mlflow-skinny": "mlflow",
+    "wandb": "wandb",
 }
 """Distribution → package name in a plan; the last one that is installed gives the version.
 

@@ -26,7 +26,7 @@ from tfcluster.nodes.hub import Hub
 from tfcluster.nodes.probed_resources import AssignedResources
 from tfcluster.nodes.reports import PREFLIGHT, PREPARE
 from tfcluster.nodes.sites import Site
-from tfcluster.plans import remote_paths
+from tfcluster.plans import remote_paths, trackers
 from tfcluster.plans.plan import Command, EnvVar, NodePlan, Plan, TaskId
 from tfcluster.plans.preloading import PreloadPlan, preload_on
 from tfcluster.plans.secrets import MIN_LENGTH
@@ -107,10 +107,12 @@ def start(
     faults: Sequence[Fault],
     proxy_env: Mapping[str, str],
     assigned: Mapping[TaskId, AssignedResources],
+    tracker_group: str | None,
 ) -> msg.Start:
     """Start those of the tasks `only` that belong to the node.
 
-    `proxy_env`: keeps gRPC off the node's proxies; `assigned`: resources from the node's probe.
+    `proxy_env`: keeps gRPC off the node's proxies; `assigned`: resources from the node's probe;
+    `tracker_group`: the group in experiment trackers, None for tasks that are in none.
     """
     plan, paths = attempt.plan, site.paths
     preloaded = preload_on(plan, site.node)
@@ -130,6 +132,8 @@ def start(
             has_cluster=False,
         )
         extra += tuple(EnvVar(name, value, SOURCE) for name, value in proxy_env.items())
+        if tracker_group is not None and plan.node(site.node).trackers:
+            extra += trackers.environment(plan, task.id, run_id=site.run_id, group=tracker_group)
         if faults:
             extra += chaos.environment(task.command, faults, task.id, attempt.number)
         share = assigned.get(task.id, AssignedResources((), task.cores))

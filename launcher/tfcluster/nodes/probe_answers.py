@@ -41,7 +41,8 @@ class ProbeAnswer:
     """The numbers of the usable cores, by NUMA node; see `agent.node.limits`."""
     core_limit: float | None = None
     named: Sequence[str] = ()
-    """Variables of `machine.SHARED_OUT` set on the node, or by the spec for its first task."""
+    """Variables of `machine.SHARED_OUT` and `machine.TRACKERS` set on the node, or by the spec for
+    its first task."""
     visible_gpus: Sequence[Gpu] = ()
     """The GPUs in the CUDA_VISIBLE_DEVICES of the node, as a scheduler sets it, or of the spec."""
     interfaces: Sequence[tuple[str, str, bool]] = ()

@@ -34,7 +34,7 @@ def assign_resources(plan: Plan, answer: ProbeAnswer) -> Mapping[TaskId, Assigne
     Empty for a node with one task. Variables that the node's own environment sets are kept; of its
     CUDA_VISIBLE_DEVICES, as a scheduler sets it, each task gets a part.
     """
-    by_task, set_by_node = _divide(plan, answer), _set_by_node(plan, answer)
+    by_task, set_by_node = _divide(plan, answer), set_on_node(plan, answer)
     if _scheduled_gpus(plan, answer):
         set_by_node -= {"CUDA_VISIBLE_DEVICES"}
     peers = sum(task.serves and task.id.job == "worker" for task in plan.tasks)
@@ -62,7 +62,7 @@ def _divide(plan: Plan, answer: ProbeAnswer) -> Mapping[TaskId, Share]:
         return {}
     gpus: Sequence[Gpu] | None = _scheduled_gpus(plan, answer)
     if not gpus:
-        is_set = "CUDA_VISIBLE_DEVICES" in _set_by_node(plan, answer)
+        is_set = "CUDA_VISIBLE_DEVICES" in set_on_node(plan, answer)
         gpus = None if answer.gpu_trouble or is_set else range(len(answer.gpus))
     return share_machine(
         list(tasks),
@@ -82,7 +82,7 @@ def shared_nodes(plan: Plan) -> dict[str, dict[TaskId, TaskPlan]]:
     return {node: tasks for node, tasks in tasks_by_node.items() if len(tasks) > 1}
 
 
-def _set_by_node(plan: Plan, answer: ProbeAnswer) -> set[str]:
+def set_on_node(plan: Plan, answer: ProbeAnswer) -> set[str]:
     """Return the variables that the node's own environment sets, and not the spec."""
     first = next(task for task in plan.tasks if task.node == answer.node)
     return set(answer.named) - {var.name for var in first.command.env}
@@ -90,7 +90,7 @@ def _set_by_node(plan: Plan, answer: ProbeAnswer) -> set[str]:
 
 def _scheduled_gpus(plan: Plan, answer: ProbeAnswer) -> Sequence[Gpu]:
     """Return the GPUs in the node's own CUDA_VISIBLE_DEVICES; () if it has none to divide."""
-    is_set = "CUDA_VISIBLE_DEVICES" in _set_by_node(plan, answer)
+    is_set = "CUDA_VISIBLE_DEVICES" in set_on_node(plan, answer)
     return answer.visible_gpus if is_set else ()
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from tfcluster import kinds
 from tfcluster.kinds import BackendKind
-from tfcluster.plans import command, preloading, remote_paths, secrets
+from tfcluster.plans import command, preloading, remote_paths, secrets, trackers
 from tfcluster.plans.context import LOCAL, PlacedTask, PlanContext
 from tfcluster.plans.environment import UNSET, Variables
 from tfcluster.plans.job_facts import has_hooks, needs_tensorflow, runs_python, strategy_name
@@ -77,6 +77,7 @@ def make_plan(
         resources=builder.resources(),
         interface=spec.runtime.interface if builder.has_other_hosts else None,
         port_range=spec.runtime.port_range,
+        without_trackers=_is_without_trackers(spec),
     )
     notes = (*_find_notes(spec, plan, context), *builder.explain_sharing())
     return replace(plan, notes=tuple(dict.fromkeys(notes)))
@@ -127,6 +128,7 @@ class _PlanBuilder:
                 destination=self._destination(first),
                 container=in_container,
                 wrap=tuple(self.spec.runtime.wrap),
+                trackers=self._trackers(name),
             )
 
     def tasks(self) -> Iterator[TaskPlan]:
@@ -192,6 +194,16 @@ class _PlanBuilder:
         variables = self.variables.for_task(placed, share)
         return Command(argv, variables, self._workdir(placed.node), UNSET)
 
+    def _trackers(self, node: str) -> tuple[str, ...]:
+        """Return the trackers' variables of tasks here; of another node its probe knows the rest:
+        what is installed, and what its own environment sets."""
+        python = self.context.interpreters.get(node)
+        if node != LOCAL or python is None or _is_without_trackers(self.spec):
+            return ()
+        if trackers.PACKAGES.isdisjoint(python.packages):
+            return ()
+        return trackers.find_variables(python.packages, self.context.environ)
+
     def _workdir(self, node: str) -> str:
         """Return the workdir on this machine, or the path of its copy on another node."""
         if node == LOCAL:
@@ -206,6 +218,11 @@ class _PlanBuilder:
     def _python(self, node: str) -> str:
         python = self.context.interpreters.get(node)
         return python.path if python is not None else "python3"
+
+
+def _is_without_trackers(spec: ClusterSpec) -> bool:
+    """Return whether no task gets trackers' variables; which Python a command runs is not known."""
+    return spec.job.trackers == "off" or not runs_python(spec)
 
 
 def _network(spec: ClusterSpec, kind: BackendKind) -> NetworkMode:

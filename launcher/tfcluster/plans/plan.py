@@ -91,7 +91,8 @@ class Interpreter:
     """The reason for the choice: ``$VIRTUAL_ENV``, ``.venv above the workdir``, ``--python`` …"""
     version: str | None = None
     packages: Mapping[str, str] = field(default_factory=dict, hash=False)
-    """The installed of tensorflow, keras, tf-keras, tensorflow-estimator, numpy and protobuf."""
+    """The installed of tensorflow, keras, tf-keras, tensorflow-estimator, numpy, protobuf, and of
+    the trackers mlflow and wandb."""
 
 
 Gpu = int | str
@@ -161,6 +162,9 @@ class NodePlan:
     warm: Warm | None = field(default=None, metadata=ONLY_IF_SET)
     wrap: tuple[str, ...] = field(default=(), metadata=ONLY_IF_SET)
     """The words before the Python that starts its agent, inside which everything else runs."""
+    trackers: tuple[str, ...] = field(default=(), metadata=ONLY_IF_SET)
+    """The variables of experiment trackers that its tasks get; see `plans.trackers`. For a node
+    that is not this machine, its probe finds them."""
 
     @property
     def python(self) -> str:
@@ -293,6 +297,8 @@ class Plan:
     None: the address by which the node itself is reached."""
     port_range: tuple[int, ...] = field(default=(), metadata=ONLY_IF_SET)
     """The first and the last port that agents may choose; empty: any."""
+    without_trackers: bool = field(default=False, metadata=ONLY_IF_SET)
+    """True if no task gets variables of experiment trackers (``job.trackers``)."""
     joins: bool = field(default=False, metadata=ONLY_IF_SET)
     """True if `tfcluster join` started it: a part of a cluster, which is never restarted here."""
     elsewhere: tuple[TaskPlan, ...] = field(default=(), metadata=ONLY_IF_SET)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final
 
+from tfcluster.plans import trackers
 from tfcluster.plans.plan import EnvVar, Plan, TaskId
 from tfcluster.spec import JOBS, TUNER_VARIABLES
 
@@ -114,7 +115,10 @@ def fixed(plan: Plan) -> Attempt:
 
 
 def preview(plan: Plan, task: TaskId) -> tuple[EnvVar, ...]:
-    """Return `environment` of a first attempt, with placeholders for what is chosen at start."""
+    """Return `environment` of a first attempt, with placeholders for what is chosen at start.
+
+    The variables of trackers, which are the same in all attempts, are added.
+    """
     variables = environment(
         _planned_attempt(plan),
         task,
@@ -132,9 +136,13 @@ def preview(plan: Plan, task: TaskId) -> tuple[EnvVar, ...]:
         ORACLE_PORT: "port 0 is chosen at start" if chosen else "",
         "TF_CONFIG": "ports 0 are chosen at start" if chosen else "",
     }
-    return tuple(
-        replace(var, source=f"{SOURCE}, {later[var.name]}") if later.get(var.name) else var
-        for var in variables
+    of_trackers = trackers.environment(plan, task, run_id="RUN", group="RUN")
+    return (
+        *(
+            replace(var, source=f"{SOURCE}, {later[var.name]}") if later.get(var.name) else var
+            for var in variables
+        ),
+        *(replace(var, source=f"{var.source}, RUN is chosen at start") for var in of_trackers),
     )
 
 

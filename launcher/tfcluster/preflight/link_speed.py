@@ -174,6 +174,7 @@ class Measurement:
                 faults=(),
                 proxy_env=probes.proxy_env(gang, answer),
                 assigned=shares,
+                tracker_group=None,
             )
             self._hub.send(answer.node, start)
         self._late_at = self._now() + _START_S + TIMEOUT_S

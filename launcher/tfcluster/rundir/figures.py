@@ -19,6 +19,7 @@ from tfcluster.rundir.snapshot import (
 from tfcluster.rundir.states import Status
 
 _LONGEST_ETA_S: Final = 1e9
+_STANDS_STILL: Final = (Status.STALLED, Status.SUSPENDED)
 SPEEDS: Final = (
     *("steps_per_second", "examples_per_second"),
     *("mean_steps_per_second", "mean_examples_per_second"),
@@ -62,6 +63,11 @@ class Figures(Training):
         return values | {"metrics": to_json_numbers(self.metrics)}
 
 
+def moves(snapshot: RunSnapshot) -> bool:
+    """Return whether a run has a present speed: not while it is stalled, nor after its end."""
+    return not (snapshot.status.is_final or snapshot.status in _STANDS_STILL)
+
+
 def figures_of(snapshot: RunSnapshot) -> Figures:
     """Return the figures of a run: those of its leading task, and the sums of all tasks."""
     memory = [task.rss_bytes for task in snapshot.tasks if task.rss_bytes is not None]
@@ -70,19 +76,17 @@ def figures_of(snapshot: RunSnapshot) -> Figures:
     lead = snapshot.leader
     if lead is None:
         return Figures(rss_bytes=rss_bytes, cores=used)
-    is_stalled = snapshot.status in (Status.STALLED, Status.SUSPENDED)
-    moves = not (snapshot.status.is_final or is_stalled)
     of_lead = {field.name: getattr(lead, field.name) for field in fields(Training)}
     figures = Figures(**of_lead, task=lead.task, done=_part_done(lead))
     trainers = (task for task in snapshot.tasks if not task.task.startswith(SERVERS))
     metrics = lead.metrics or next(filter(None, (task.metrics for task in trainers)), {})
     figures.metrics = loss_first(metrics)
     figures.rss_bytes, figures.cores = rss_bytes, used
-    if moves:
+    if moves(snapshot):
         figures.eta_s = _remaining_s(lead)
     else:
         figures.steps_per_second = figures.examples_per_second = None
-    if is_stalled:
+    if snapshot.status in _STANDS_STILL:
         figures.mean_steps_per_second = figures.mean_examples_per_second = None
     return figures
 

@@ -150,6 +150,8 @@ class TaskSnapshot(Training):
     """The use of its GPUs, 0 to 1."""
     gpu_memory_bytes: int | None = None
     peak_rss_bytes: int | None = None
+    step_parts: dict[str, float] = field(default_factory=dict)
+    """Part of a step (``input``, ``compute``, …) → the seconds that it lately takes of each."""
     log: str | None = None
     """The log of this attempt, relative to the run folder."""
     log_lost_bytes: int = 0
@@ -259,6 +261,8 @@ class RunSnapshot:
     direction, and where they are known score, best_step, message, started_at, ended_at."""
     best_trial: str | None = None
     """The id of the best completed trial."""
+    tracker_group: str | None = None
+    """The group of its tasks in experiment trackers: the first run of those that it resumes."""
     tensorboard: str | None = None
     """The address of the run's own TensorBoard, while the run lives."""
     warnings: list[str] = field(default_factory=list)

@@ -90,5 +90,7 @@ class LaunchOptions:
     """A process on this machine keeps the tasks' imports for the next run."""
     tensorboard: bool = False
     """TensorBoard serves the run's curves while the run lives."""
+    metrics_file: str | None = None
+    """The absolute path of a file that gets the run's state as metrics for Prometheus."""
     chaos: tuple[str, ...] = ()
     """The faults of ``--chaos``, as typed."""

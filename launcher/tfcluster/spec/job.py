@@ -158,6 +158,13 @@ class Job(Step):
     hooks: Literal["auto", "off"] = documented(
         "auto", "`off`: run plain `python script`, without progress and error reports.", "off"
     )
+    trackers: Literal["auto", "off"] = documented(
+        "auto",
+        "`auto`: where wandb or mlflow is installed, tasks get the variables by which a run is one "
+        "group there, and a restarted task goes on with its entry, unless you set them. `off`: "
+        "they get none.",
+        "off",
+    )
     prepare: Prepare | None = documented(
         None,
         "A program that runs once per node before the tasks, without TF_CONFIG, with its own log.",

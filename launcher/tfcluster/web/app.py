@@ -18,17 +18,19 @@ from starlette.staticfiles import StaticFiles
 from tfcluster.agent import foreign_json
 from tfcluster.errors import TfclusterError, UnknownRunError, UsageError
 from tfcluster.run_handle import Run
-from tfcluster.rundir import registry, series
+from tfcluster.rundir import prometheus, registry, series
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.snapshot import describe_failure
 from tfcluster.rundir.states import Status
 from tfcluster.web import log_pages, rendering
 from tfcluster.web.comparison import MOST_RUNS, compare
 from tfcluster.web.run_data import RunIndex, describe_history, describe_run, to_json_bytes
-from tfcluster.web.security import MAX_BODY_BYTES
+from tfcluster.web.security import MAX_BODY_BYTES, METRICS
 from tfcluster.web.streams import Feeds
 
 _MOST_POINTS: Final = 5000
+_STAYS_S: Final = 600.0
+"""The time for which the metrics have a run that has ended, so that several scrapes see how."""
 
 
 class WebPages:
@@ -57,12 +59,13 @@ class WebPages:
             Route(f"/api{run}/stream", self._run_stream),
             Route(f"/api{run}/stop", self._stop, methods=["POST"]),
         ]
+        metrics = Route(METRICS, self._metrics)
         static = Mount("/static", StaticFiles(directory=rendering.STATIC, check_dir=False))
         handlers: dict[Any, Callable[..., Response | Awaitable[Response]]] = {
             TfclusterError: self._failed,
             HTTPException: self._failed,
         }
-        return Starlette(routes=[*pages, *api, static], exception_handlers=handlers)
+        return Starlette(routes=[*pages, *api, metrics, static], exception_handlers=handlers)
 
     def _list_page(self, request: Request) -> Response:
         return self._page("runs")
@@ -103,6 +106,10 @@ class WebPages:
             shows_native=chosen.get("native") != "0",
         )
         return _json(log_pages.read_page(paths, registry.load(paths), query))
+
+    def _metrics(self, request: Request) -> Response:
+        runs = self._index.snapshots(ended_after=time.time() - _STAYS_S)
+        return Response(prometheus.format_metrics(runs), media_type=prometheus.CONTENT_TYPE)
 
     async def _list_stream(self, request: Request) -> Response:
         return _stream(self.streams, None)

@@ -7,7 +7,7 @@ import os
 import stat
 import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -73,6 +73,17 @@ class RunIndex:
         if is_name and is_plain(paths.root, is_folder=True):
             return paths
         raise UnknownRunError(f"there is no run {run_id!r}", fix="the first page lists all runs")
+
+    def snapshots(self, *, ended_after: float) -> list[RunSnapshot]:
+        """Return the states of runs that are live, lost, or have ended after this time."""
+        self.rows()
+        with self._lock:
+            known = [replace(state, status=status) for state, status, _ in self._rows.values()]
+        return [
+            state
+            for state in known
+            if registry.is_open(state) or (state.ended_at or 0.0) > ended_after
+        ]
 
     def rows(self) -> list[dict[str, Any]]:
         """Return one row for each run, newest first."""

@@ -25,6 +25,8 @@ MAX_BODY_BYTES: Final = 4096
 _TOKEN_BYTES: Final = 32
 _MOST_STRANGERS: Final = 32
 _STRANGER_S: Final = 10.0
+METRICS: Final = "/metrics"
+"""The path that a scraper may read, which has no cookie."""
 CSRF_HEADER: Final = "x-csrf-token"
 _POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:;"
@@ -44,20 +46,24 @@ _TO_THE_PAGE: Final = (
 )
 
 
-def _new_key() -> str:
+def new_key() -> str:
+    """Return a random string of 256 bits."""
     return secrets.token_urlsafe(_TOKEN_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """The random strings of one server; they are never logged, and end with it."""
+    """The random strings of one server, which end with it, and a token of the user's; they are
+    never logged."""
 
-    token: str = field(default_factory=_new_key, repr=False)
+    token: str = field(default_factory=new_key, repr=False)
     """The token of the printed URL."""
-    session: str = field(default_factory=_new_key, repr=False)
+    session: str = field(default_factory=new_key, repr=False)
     """The value of the cookie that a browser gets for the token."""
-    csrf: str = field(default_factory=_new_key, repr=False)
+    csrf: str = field(default_factory=new_key, repr=False)
     """The string that only our own pages can send."""
+    metrics: str | None = field(default=None, repr=False)
+    """The user's own token for `METRICS` alone; None: only the browser reads them."""
 
 
 class Strangers:
@@ -126,11 +132,19 @@ class Guard:
             return _refuse(413, "The request is too large.")
         if "token" in request.query_params and request.scope["path"] == "/":
             return self._log_in(request)
+        if request.scope["path"] == METRICS and self._is_scraper(request):
+            return None
         if not _equal(request.cookies.get(self._cookie, ""), self._keys.session):
             return _refuse(401, "Open the URL that `tfcluster ui` has printed: it holds the key.")
         if not _is_from_own_page(request):
             return _refuse(403, "The request came from another page.")
         return self._check_post(request) if request.method == "POST" else None
+
+    def _is_scraper(self, request: Request) -> bool:
+        """Return whether a request to read `METRICS` has the token for it."""
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        is_known = self._keys.metrics is not None and _equal(token.strip(), self._keys.metrics)
+        return is_known and scheme.lower() == "bearer" and request.method != "POST"
 
     def _log_in(self, request: Request) -> Response:
         """Return the cookie for the token, and the way to the page, whose URL has no token."""

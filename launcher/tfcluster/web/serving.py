@@ -21,11 +21,12 @@ from tfcluster.agent.processes import IS_LINUX
 from tfcluster.errors import SetupError
 from tfcluster.rundir.paths import runtime_dir
 from tfcluster.web.app import WebPages
-from tfcluster.web.security import Guard, Keys, Strangers
+from tfcluster.web.security import Guard, Keys, Strangers, new_key
 
 FIRST_PORT: Final = 6020
 _PORTS_TRIED: Final = 20
 _ACCEPTED_AT_ONCE: Final = 64
+_LEAST_TOKEN: Final = 16
 _DISPLAYS: Final = {"DISPLAY", "WAYLAND_DISPLAY", "BROWSER"}
 _LARGEST_REQUEST_LINE: Final = 256 * 1024
 """The bytes of a request's line and headers: the cursor in the logs of a thousand tasks is long."""
@@ -36,17 +37,21 @@ def serve(
     *,
     port: int | None,
     read_only: bool,
+    metrics_token: str | None = None,
     on_ready: Callable[[str], None],
     browse: bool = False,
     say: Callable[[str], None] = lambda sentence: None,
 ) -> None:
     """Serve the page of the runs in `home` until Ctrl-C, which raises KeyboardInterrupt.
 
-    `port`: None for the first free one from `FIRST_PORT`. `on_ready` gets the URL with its token
+    `port`: None for the first free one from `FIRST_PORT`. `metrics_token`: the file with the token
+    of a scraper, see `read_token`. `on_ready` gets the URL with its token
     as soon as a browser can open it; with `browse` one is started, and `say` gets why not. Raises
     SetupError if it cannot listen.
     """
-    keys = Keys()
+    keys = Keys(
+        metrics=None if metrics_token is None else read_token(Path(metrics_token).expanduser())
+    )
     with _listen(port) as listener:
         chosen = int(listener.getsockname()[1])
         site = WebPages(home, csrf=keys.csrf, read_only=read_only)
@@ -67,6 +72,27 @@ def serve(
 
         server.begin, server.end = begin, end
         server.run([listener])
+
+
+def read_token(path: Path) -> str:
+    """Return the token in a file; a file that is not there is made, with a new one.
+
+    Raises SetupError.
+    """
+    try:
+        if not path.exists():
+            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+                file.write(f"{new_key()}\n")
+        token = path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        why = reason_of(error) if isinstance(error, OSError) else "it is not ASCII"
+        raise SetupError(f"cannot read a token from {path}: {why}") from error
+    if len(token) < _LEAST_TOKEN:
+        raise SetupError(
+            f"the token in {path} has fewer than {_LEAST_TOKEN} characters",
+            fix="remove the file, and it is made with a new one",
+        )
+    return token
 
 
 def _configure(app: Guard) -> uvicorn.Config:

@@ -153,6 +153,23 @@ def test_a_proxy_set_only_on_a_host_is_not_passed_to_its_tasks(three: Office) ->
     assert printed["worker:1"] == "None None"
 
 
+def test_tasks_get_the_variables_of_trackers_that_their_host_does_not_set(three: Office) -> None:
+    """wandb is installed on all; the login of the first host chooses the run in it."""
+    rc = three.hosts[0].root / ".bashrc"
+    rc.write_text("export WANDB_RUN_ID=mine\n")
+    show = "import os; print(os.environ.get('WANDB_RUN_ID'), os.environ.get('WANDB_RUN_GROUP'))"
+    try:
+        run = three.up(three.spec(show))
+        assert run.end() == 0, run.said
+    finally:
+        rc.unlink()
+    printed = dict(line.split(" │ ") for line in run.said.splitlines() if " │ " in line)
+    own, group = printed["worker:0"].split()
+    assert own == "mine"
+    assert group.startswith("far-")
+    assert printed["worker:1"] == f"{group}-worker-1 {group}"
+
+
 def test_a_host_lost_during_the_checks_is_named_and_ctrl_c_ends_the_checks(
     three: Office,
 ) -> None:

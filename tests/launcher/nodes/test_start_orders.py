@@ -24,6 +24,7 @@ def start_of(attempt: Attempt, paths: RunPaths) -> msg.Start:
         faults=(),
         proxy_env={},
         assigned={},
+        tracker_group=None,
     )
 
 

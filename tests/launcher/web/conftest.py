@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -42,9 +43,11 @@ def open_client(home_dir: Path, keys: Keys) -> Iterator[Open]:
     """Return a function that opens a client; by default it has logged in."""
     opened: list[TestClient] = []
 
-    def open_one(*, read_only: bool = False, has_cookie: bool = True) -> TestClient:
+    def open_one(
+        *, read_only: bool = False, has_cookie: bool = True, metrics: str | None = None
+    ) -> TestClient:
         site = WebPages(home_dir, csrf=keys.csrf, read_only=read_only)
-        app = Guard(site.app(), keys, port=PORT, read_only=read_only)
+        app = Guard(site.app(), replace(keys, metrics=metrics), port=PORT, read_only=read_only)
         client = TestClient(app, base_url=f"http://{HOST}")
         if has_cookie:
             client.cookies.set(f"tfcluster-{PORT}", keys.session)

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import re
+import time
+from pathlib import Path
+
 import pytest
 from tests.launcher.conftest import MakeRun
 
+from tfcluster.errors import SetupError
 from tfcluster.rundir.states import Status
 from tfcluster.web.security import CSRF_HEADER, Keys
+from tfcluster.web.serving import read_token
 
 from .conftest import HOST, PORT, Open, TestClient
 
@@ -197,3 +203,60 @@ def test_a_large_request_is_refused(client: TestClient, make_run: MakeRun, keys:
         assert client.post(url, content=body, headers=headers).status_code == 413
     assert client.post(url, content=b"[" * 4000, headers=headers).status_code == 400
     assert client.get("/api/runs", headers={"content-length": "-1"}).status_code == 413
+
+
+def test_a_scraper_with_its_own_token_reads_the_metrics_and_nothing_else(
+    open_client: Open, make_run: MakeRun
+) -> None:
+    paths = make_run(status=Status.RUNNING)
+    client = open_client(has_cookie=False, metrics="s" * 43)
+    right = {"authorization": f"Bearer {'s' * 43}"}
+
+    answer = client.get("/metrics", headers=right)
+
+    assert (answer.status_code, answer.headers["content-type"]) == (
+        200,
+        "text/plain; version=0.0.4; charset=utf-8",
+    )
+    assert f'tfcluster_run_status{{run="{paths.run_id}",status="running"}} 1\n' in answer.text
+    for headers in ({}, {"authorization": f"Bearer {'t' * 43}"}, {"authorization": "s" * 43}):
+        assert client.get("/metrics", headers=headers).status_code == 401
+    assert client.get("/metrics", headers={**right, "host": "evil.example"}).status_code == 421
+    assert client.post("/metrics", headers=right).status_code == 401
+    assert client.get("/api/runs", headers=right).status_code == 401
+    assert client.get(f"/?token={'s' * 43}").status_code == 401
+
+
+@pytest.mark.parametrize("header", ["Bearer ", "Bearer", "Bearer None", ""])
+def test_without_a_token_for_scrapers_only_the_browser_reads_the_metrics(
+    open_client: Open, header: str
+) -> None:
+    answer = open_client(has_cookie=False).get("/metrics", headers={"authorization": header})
+    assert answer.status_code == 401
+    assert open_client().get("/metrics").status_code == 200
+
+
+def test_the_metrics_have_live_and_lost_runs_and_those_that_have_just_ended(
+    client: TestClient, make_run: MakeRun
+) -> None:
+    now = time.time()
+    lost = make_run("lost", status=Status.LOST, started=now - 9000)
+    shown = {make_run("live", status=Status.RUNNING).run_id, lost.run_id}
+    shown.add(make_run("ended", started=now - 300).run_id)
+    make_run("old", started=now - 9000)
+
+    found = client.get("/metrics").text
+
+    assert {*re.findall(r'run_info\{run="([^"]+)"', found)} == shown
+
+
+def test_the_token_of_a_scraper_is_made_once_for_this_user_only(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    made = read_token(path)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert read_token(path) == made
+    path.write_text("short\n")
+    with pytest.raises(SetupError, match="fewer than 16"):
+        read_token(path)
+    with pytest.raises(SetupError, match=r"(?i)no such"):
+        read_token(tmp_path / "nowhere" / "token")

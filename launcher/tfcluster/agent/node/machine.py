@@ -22,7 +22,7 @@ from tfcluster.agent.error_text import describe_error, reason_of
 from tfcluster.agent.foreign_json import parse_json_object
 from tfcluster.agent.node import limits
 
-PACKAGES = ("tensorflow", "keras", "tf-keras", "numpy", "protobuf")
+PACKAGES = ("tensorflow", "keras", "tf-keras", "numpy", "protobuf", "mlflow", "wandb")
 _DISTRIBUTIONS = {
     "tensorflow": (
         "tensorflow",
@@ -35,6 +35,7 @@ _DISTRIBUTIONS = {
         "tf-nightly-cpu",
     ),
     "keras": ("keras-nightly", "keras"),
+    "mlflow": ("mlflow", "mlflow-skinny"),
 }
 """Package → its distributions; the first one that is installed gives the version."""
 PROXIES = ("grpc_proxy", "https_proxy", "http_proxy", "HTTPS_PROXY", "HTTP_PROXY")
@@ -48,6 +49,15 @@ SHARED_OUT = (
     "TF_NUM_INTRAOP_THREADS",
 )
 """The variables that are set for tasks that share a machine, unless its environment has them."""
+TRACKERS = (
+    "MLFLOW_RUN_CONTEXT",
+    "WANDB_FORK_FROM",
+    "WANDB_RESUME",
+    "WANDB_RESUME_FROM",
+    "WANDB_RUN_GROUP",
+    "WANDB_RUN_ID",
+)
+"""The variables by which a user chooses the runs of experiment trackers."""
 SMI_S = 5.0
 """The time for NVIDIA's driver to answer."""
 IMPORT_S = 180.0
@@ -72,7 +82,7 @@ def facts(order: Mapping[str, Any]) -> dict[str, Any]:
         "core_nodes": limits.by_node(),
         "core_limit": limits.limit(),
         "visible_gpus": visible_gpus(os.environ.get("CUDA_VISIBLE_DEVICES", "")),
-        "named": [name for name in SHARED_OUT if name in os.environ],
+        "named": [name for name in (*SHARED_OUT, *TRACKERS) if name in os.environ],
         "free_bytes": free_bytes(order["folder"]),
         "interfaces": interfaces([mine["host"] for mine in order.get("mine", ())]),
         "shm_bytes": free_bytes("/dev/shm") if os.path.isdir("/dev/shm") else None,
