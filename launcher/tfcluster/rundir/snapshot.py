@@ -150,8 +150,6 @@ class TaskSnapshot(Training):
     """The use of its GPUs, 0 to 1."""
     gpu_memory_bytes: int | None = None
     peak_rss_bytes: int | None = None
-    step_parts: dict[str, float] = field(default_factory=dict)
-    """Part of a step (``input``, ``compute``, …) → the seconds that it lately takes of each."""
     log: str | None = None
     """The log of this attempt, relative to the run folder."""
     log_lost_bytes: int = 0
