@@ -95,7 +95,7 @@ _METRICS: Final[tuple[_OfRun | _OfTask, ...]] = (
     _OfRun("run_restarts_total", "Restarts of the tasks, or of one of them.",
            lambda run: _one(len(run.snapshot.restarts)), "counter"),
     _OfRun("run_goodput_ratio", "The part of the run's time in steps that count.",
-           lambda run: _one(run.snapshot.goodput and run.snapshot.goodput.share)),
+           lambda run: _one(run.snapshot.goodput.share if run.snapshot.goodput else None)),
     _OfRun("run_step", "The last step; a restart continues at an earlier one.",
            lambda run: _one(run.figures.step)),
     _OfRun("run_progress_ratio", "The part of the training that is done, where its end is known.",
