@@ -172,6 +172,35 @@ def test_a_gang_that_shrinks_and_grows_again_trains_to_the_same_numbers(gangs: G
         )
 
 
+def test_a_slow_link_is_named_as_what_makes_the_steps_long(gangs: Gangs) -> None:
+    office, hosts = gangs.office, gangs.hosts[:2]
+    spec = office.spec(
+        "",
+        name="slow-link",
+        cluster={"worker": [f"{host.address}:2222" for host in hosts]},
+        job={"module": "tfcluster_workers.jobs.gradient_volume"},
+        runtime={"hosts": {"*": {"python": str(PYTHONS["tf215"])}}},
+    )
+    mbit = 50
+    for host in hosts:
+        gangs.lab.shape(host, mbit=mbit)
+    try:
+        run = office.up(spec, "--", "--steps=100000", "--megabytes=2")
+        run.name = "slow-link"
+        verdict = run.wait_for_event("step_verdict")
+    finally:
+        for host in hosts:
+            gangs.lab.shape(host, mbit=10_000)
+    assert verdict["bound"] == "network"
+    assert verdict["causes"] == []
+    assert "2 MB a step at 0.00" in verdict["message"], verdict
+    window = run.of_type("step_times")[-1]
+    sent_s = 2e6 * window["steps"] * 8 / (mbit * 1e6)
+    # Two workers send each gradient once, and TCP needs some percent more.
+    assert window["parts"]["transfer"] == pytest.approx(sent_s, rel=0.3)
+    assert window["parts"]["transfer"] / window["seconds"] > 0.7
+
+
 def tasks(count: int) -> list[str]:
     return [f"worker:{number}" for number in range(count)]
 
