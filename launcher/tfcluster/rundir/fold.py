@@ -316,7 +316,7 @@ class _Changes:
         task.step_parts = {name: value / event.steps for name, value in event.parts.items()}
 
     def step_verdict(self, event: ev.StepVerdict) -> None:
-        verdict = event.facts() | {"since": self.now}
+        verdict = event.facts() | {"causes": list(event.causes), "since": self.now}
         self.state.step_verdict = None if event.bound is None else verdict
 
     def diagnosis(self, event: ev.Diagnosis) -> None:

@@ -174,7 +174,9 @@ def test_the_state_is_the_same_after_it_is_saved_and_loaded(
     error = ev.TaskError(task="worker:0", attempt=1, exception="ValueError", message="no", line=3)
     cause = ev.Diagnosis(root_cause={"task": "worker:0"}, collateral=("worker:1",))
     lost = ev.LogLost(task="worker:0", attempt=1, bytes=7, reason="disk full")
-    replay(state, paths, [*STARTED, error, lost, lost, ev.Warned(message="mind"), cause])
+    verdict = ev.StepVerdict(attempt=1, bound="straggler", causes=("worker:1",), message="slow")
+    warned = ev.Warned(message="mind")
+    replay(state, paths, [*STARTED, error, lost, lost, warned, verdict, cause])
     assert (
         from_json(RunSnapshot, state.to_json() | {"of a newer version": 1, "_places": 1}) == state
     )
