@@ -63,6 +63,33 @@ class SyntheticRun:
             if step % 10 == 0:
                 used = {"rss_bytes": 410_000_000 + 100_000 * step, "cores": 1.4}
                 self.record(ev.Usage(node="local", tasks=dict.fromkeys(self.tasks, used)))
+            if step % 10 == 0:
+                self.take_steps(step, 10, step_s)
+
+    def take_steps(self, step: int, steps: int, step_s: float) -> None:
+        """Report what the last `steps` were spent on; all tasks wait for the last one's input."""
+        for task in self.tasks:
+            is_last = task == self.tasks[-1]
+            input_s, waiting_s = (0.4, 0.01) if is_last else (0.05, 0.36)
+            shares = {"input": input_s, "compute": 0.35 + step % 3 / 20, "waiting": waiting_s}
+            shares |= {"transfer": 0.12, "callbacks": 0.03, "other": 0.01}
+            seconds = step_s * steps / sum(shares.values())
+            parts = {name: share * seconds for name, share in shares.items()}
+            about = {"task": task, "attempt": self.attempt, "step": step, "steps": steps}
+            self.record(ev.StepTimes(**about, seconds=step_s * steps, parts=parts))  # type: ignore[arg-type]
+
+    def judge(self) -> None:
+        """Give the verdict on what `take_steps` reports."""
+        last = self.tasks[-1]
+        message = f"input-bound: {last} waits 42% of a step (42 ms of 100 ms) for its next batch"
+        verdict = ev.StepVerdict(
+            attempt=self.attempt,
+            bound="input",
+            causes=(last,),
+            message=message,
+            fix="dataset.cache(), prefetch(tf.data.AUTOTUNE)",
+        )
+        self.record(verdict)
 
     def _progress(
         self, task: str, step: int, total: int | None, step_s: float, loss: float
@@ -167,8 +194,10 @@ def write_restarted(home: Path, name: str, *, started: float) -> RunPaths:
     run.train(82, 90, total=240, loss=lambda step: math.nan)
     run.train(92, 130, total=240)
     run.record(ev.Warned(message="worker:1 is 20 % slower than worker:0"))
+    run.judge()
     run.restart("worker:1: killed by SIGKILL", from_step=80)
     run.train(82, 240, total=240)
+    run.judge()
     run.gather(240)
     run.end()
     return run.paths
@@ -192,5 +221,6 @@ def write_wide(home: Path, name: str, *, started: float, tasks: int = 64) -> Run
     run = new_run(home, name, started=started, tasks=[f"worker:{n}" for n in range(tasks)])
     run.start()
     run.train(2, 40, total=400)
+    run.judge()
     run.writer.close()
     return run.paths

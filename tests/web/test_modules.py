@@ -147,6 +147,32 @@ def test_the_first_worker_stands_for_the_run_and_the_number_of_curves_is_limited
     assert evaluate(page, script) == ["worker:0", 65, 32, 1]
 
 
+def test_the_parts_of_a_step_follow_a_live_run_and_count_once_for_a_repeated_step(
+    page: Page,
+) -> None:
+    script = """
+    const { stepChartsOf, History } = await import("/static/curves.js");
+    const history = new History({ started_at: 1, timeline: [], skipped: 0, curves: [] });
+    const report = (task, time, step, parts) =>
+      history.addPoints([{ type: "step_times", time, task, step, steps: 10, parts }]);
+    report("worker:1", 2, 10, { input: 1, waiting: 0, "a new part": 1 });
+    const metrics = { loss: 1 };
+    history.addPoints([{ type: "progress", time: 2, task: "worker:0", step: 12, metrics }]);
+    report("worker:0", 3, 20, { input: 2 });
+    history.addMoments([{ seq: 1, time: 4, type: "restarting" }]);
+    for (const [time, step] of [[5, 10], [6, 30]]) report("worker:0", time, step, { input: 4 });
+    const { charts } = stepChartsOf(history, []);
+    const line = (axis) => history.joinedLine(charts[0].curves[0].curve, axis, {});
+    return [charts.map(({ title, curves }) => [title, curves.map(({ label }) => label)]),
+      line("step").points, line("time").points, line("time").gaps];
+    """
+    charts, over_steps, over_time, gaps = evaluate(page, script)
+    assert charts == [["A step of worker:0", ["input"]], ["A step of worker:1", ["input"]]]
+    assert over_steps == [[10, 0.4], [30, 0.4]]
+    assert over_time == [[2, 0.2], [4, 0.4], [5, 0.4]]
+    assert gaps == [3]
+
+
 def test_a_run_whose_loss_is_not_a_number_is_sorted_last(page: Page, site: Site) -> None:
     for place, (name, loss) in enumerate({"low": 0.1, "nan": math.nan, "high": 2.0}.items()):
         run = new_run(site.home, f"sorted {name}", started=time.time() - place)

@@ -46,6 +46,7 @@ def test_200_runs_are_shown_at_once_newest_first(page: Page, home: Path) -> None
     open_list(page)
     assert page.text("#counts") == f"{RUNS + 2} runs, 1 live"
     assert shown_rows(page)[:4] == ["wide", "restarted", "sweep-000", "sweep-001"]
+    assert "input-bound: worker:63 waits" in page.text("#runs tbody tr")
 
 
 def test_runs_are_filtered_by_text_and_status(page: Page, home: Path) -> None:
@@ -115,7 +116,10 @@ def test_the_page_of_a_restarted_run_tells_its_story(page: Page, home: Path) -> 
     assert "attempt 1: worker:0, worker:1 started" in story
     assert "attempt 2 of 4, from step 80: worker:1: killed by SIGKILL" in story
     assert "gathered a checkpoint of step 240" in story
+    assert "input-bound: worker:1 waits" in story
     assert page.texts("#warnings li") == ["worker:1 is 20 % slower than worker:0"]
+    assert page.text("#verdict-text").startswith("input-bound: worker:1 waits 42% of a step")
+    assert page.text("#verdict-fix").startswith("→ dataset.cache()")
     assert '"cluster"' in page.text("#plan-parts")
     assert page.script("return document.getElementById('stop').hidden")
 
@@ -138,6 +142,27 @@ def test_a_chart_has_its_values_as_text_and_shows_what_is_not_a_number(
     )
     page.type(Keys.ESCAPE)
     page.wait(f"{figure}.querySelector('.where').textContent === ''")
+
+
+def test_the_parts_of_a_step_are_a_stack_for_each_task(page: Page, home: Path) -> None:
+    page.open_run(run_id(home, "restarted"))
+    page.wait("document.querySelectorAll('#steps canvas').length === 2")
+    slow = "document.querySelectorAll('#steps figure')[1]"
+    keys = page.script(f"return {slow}.querySelector('.keys').innerText").splitlines()
+    assert keys[:2] == ["compute 38 % 38 ms", "input 43 % 43.5 ms"]
+    table = page.script(f"return {slow}.querySelector('table').textContent")
+    assert "A step of worker:1" in table
+    assert "waiting1.09 ms" in table
+    for axis, first in (("step", "at step 10: 100 ms"), ("time", "at 1 s: 100 ms")):
+        page.click(f"input[name=axis][value={axis}]")
+        page.settle()
+        page.script(f"{slow}.focus()")
+        page.type(Keys.HOME)
+        page.wait(f"{slow}.querySelector('.where').textContent === '{first}'")
+        said = page.script(f"return {slow}.querySelector('[role=status]').textContent")
+        assert f"{first}, compute 41 % 41.2 ms, input 41 %" in said
+        page.type(Keys.ESCAPE)
+    page.wait(f"{slow}.querySelector('.where').textContent === '100 ms'")
 
 
 def test_the_trials_of_a_search_are_listed_with_the_best(page: Page, home: Path) -> None:
@@ -165,6 +190,10 @@ def test_64_tasks_stay_readable_and_follow_the_run(page: Page, home: Path) -> No
     assert page.text("#task-counts") == "64 running"
     page.wait("document.body.innerText.includes('and 58 more tasks')")
     assert "attempt 1: 64 tasks started" in page.text("#timeline")
+    titles = page.texts("#steps figcaption strong")
+    assert titles[:3] == [f"A step of worker:{n}" for n in (0, 63, 1)], "the chief and the cause"
+    assert len(titles) == 6
+    assert page.text("#more-steps") == "and 58 more tasks"
     page.assert_fits()
 
 
@@ -201,7 +230,7 @@ def test_the_cookie_is_out_of_reach_of_scripts_and_other_sites(page: Page, home:
     assert "token" not in page.script("return location.href")
 
 
-def test_a_page_that_loses_its_server_says_so_and_resumes(
+def test_a_page_follows_its_run_and_says_so_and_resumes_when_it_loses_its_server(
     chromium: Browser, site: Site, home: Path
 ) -> None:
     run = new_run(home, "watched", started=time.time() - 5)
@@ -211,9 +240,14 @@ def test_a_page_that_loses_its_server_says_so_and_resumes(
         page = Page(chromium, link.site)
         page.open_run(run.paths.run_id)
         page.wait_for_text("#position", "no progress")
+        run.train(2, 10, total=40)
+        run.judge()
+        run.writer.save()
+        page.wait("document.querySelectorAll('#steps canvas').length === 2")
+        page.wait_for_text("#verdict", "input-bound: worker:1")
         link.cut()
         page.wait_for_text("#connection", "Reconnecting")
-        run.train(2, 20, total=40)
+        run.train(12, 20, total=40)
         run.writer.close()
         link.restore()
         page.wait("document.getElementById('connection').hidden")

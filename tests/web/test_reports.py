@@ -81,6 +81,8 @@ def test_a_run_that_succeeded(open_file: Open, tmp_path: Path) -> None:
     parts = {"steps that count 24 s", "steps done again 4.8 s"}
     assert parts <= set(page.texts("#goodput li"))
     assert page.script("return document.querySelectorAll('#charts canvas').length") == 5
+    assert page.script("return document.querySelectorAll('#steps canvas').length") == 2
+    assert "input-bound" in page.text("#verdict")
     assert "killed by SIGKILL" in page.text("#timeline")
     assert '"script": "main.py"' in page.text("#plan-parts")
     page.click("input[name=axis][value=time]")

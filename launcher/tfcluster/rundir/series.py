@@ -1,8 +1,9 @@
 """Reads the curves of a run's tasks and its timeline from ``events.jsonl``.
 
-A long run has a million events, nearly all of them `progress` and `usage`. Of a file beyond
-`_PARSED_WHOLE_BYTES`, those are parsed at a stride; all others, which a pattern finds, and values
-that are not finite stay visible. Nothing in the file can raise: what is malformed is left out.
+A long run has a million events, nearly all of them `progress`, `usage` and `step_times`. Of a file
+beyond `_PARSED_WHOLE_BYTES`, those are parsed at a stride; all others, which a pattern finds, and
+values that are not finite stay visible. Nothing in the file can raise: what is malformed is left
+out.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ TIMELINE: Final = frozenset(
         *("run_started", "run_queued", "run_continued", "nodes_allocated", "resumed"),
         *("task_started", "task_ready", "task_error", "task_exited", "task_frozen", "task_thawed"),
         *("node_lost", "node_unreachable", "node_reconnected", "node_back"),
-        *("stalled", "stall_ended", "restarting"),
+        *("stalled", "stall_ended", "step_verdict", "restarting"),
         *("chaos_injected", "diagnosis", "alert", "warned", "log_lost"),
         *("checkpoint_gathered", "trial"),
         *("finishing", "run_stopping", "run_finished", "prepare_finished"),
@@ -40,6 +41,8 @@ TIMELINE: Final = frozenset(
 
 POINTS: Final = 600
 """The points of a curve, where no other number is asked for."""
+_PROGRESS: Final = ("metric", "speed")
+"""The kinds of the curves from a task's own reports of its progress."""
 _SPEEDS: Final = ("steps_per_second", "examples_per_second")
 _USAGE: Final = ("rss_bytes", "cores", "gpu", "gpu_memory_bytes")
 _NON_FINITE: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -55,8 +58,8 @@ _LONGEST_LINE: Final = 1 << 20
 _KEPT_FIRST, _KEPT_LAST = 100, 300
 """The events of one type in a timeline."""
 _LONGEST_STRING: Final = 2000
-_COUNTED: Final = re.compile(rb'"type":"(?:progress|usage|task_started)"')
-_RARE: Final = re.compile(rb'"type":"(?!progress"|usage")([a-z_]{1,40})"')
+_COUNTED: Final = re.compile(rb'"type":"(?:progress|usage|step_times|task_started)"')
+_RARE: Final = re.compile(rb'"type":"(?!progress"|usage"|step_times")([a-z_]{1,40})"')
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +68,9 @@ class Curve:
 
     task: str
     kind: str
-    """``metric``, ``speed`` (steps_per_second, examples_per_second) or ``usage`` (rss_bytes,
-    cores, gpu, gpu_memory_bytes)."""
+    """``metric``, ``speed`` (steps_per_second, examples_per_second), ``usage`` (rss_bytes, cores,
+    gpu, gpu_memory_bytes) or ``step``: the seconds of a step that a part of it takes (input,
+    compute, waiting, transfer, callbacks, other)."""
     name: str
     points: tuple[Point, ...]
 
@@ -105,7 +109,7 @@ class History:
     @property
     def chief(self) -> str | None:
         """The task whose metrics stand for the run; None if no task has reported any."""
-        return next((curve.task for curve in self.curves if curve.kind != "usage"), None)
+        return next((curve.task for curve in self.curves if curve.kind in _PROGRESS), None)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -120,6 +124,7 @@ def read_history(paths: RunPaths, *, most: int = POINTS) -> History:
     """Return what happened in a run, from its ``events.jsonl``.
 
     A curve has at most `most` points, fewer with many tasks; its least and greatest values stay.
+    The parts of a task's steps have the same times, and those of its longest steps stay.
     A file that cannot be read is an empty history.
     """
     try:
@@ -181,21 +186,43 @@ class _Collector:
 
     def history(self, most: int) -> History:
         share = max(60, 40 * most // max(1, len(self._points)))
-        reported = {task for task, kind, _ in self._points if kind != "usage"}
+        reported = {task for task, kind, _ in self._points if kind in _PROGRESS}
         chief = choose_leader({task: self._steps.get(task, 0) for task in reported})
 
         def place(key: tuple[str, str, str]) -> tuple[object, ...]:
             task, kind, _ = key
-            return kind == "usage", task != chief, rank(task)
+            return kind not in _PROGRESS, task != chief, rank(task)
 
-        order = sorted(self._points, key=place)
-        curves = tuple(
-            Curve(task, kind, name, downsample(self._points[task, kind, name], limit))
-            for task, kind, name in order
-            for limit in [most if task == chief else min(most, share)]
-        )
+        def fewer(task: str, points: Sequence[Point]) -> tuple[Point, ...]:
+            return downsample(points, most if task == chief else min(most, share))
+
+        step_times = {
+            task: {time for time, _, _ in fewer(task, steps)}
+            for task, steps in self._whole_steps().items()
+        }
+        curves = []
+        for task, kind, name in sorted(self._points, key=place):
+            points = self._points[task, kind, name]
+            if kind == "step":
+                kept = tuple(point for point in points if point[0] in step_times[task])
+            else:
+                kept = fewer(task, points)
+            curves.append(Curve(task, kind, name, kept))
         moments = self._timeline()
-        return History(self.started_at, curves, moments, self._moments - len(moments))
+        return History(self.started_at, tuple(curves), moments, self._moments - len(moments))
+
+    def _whole_steps(self) -> dict[str, list[Point]]:
+        """Return task → the time of a step: the sums of the parts that were reported together."""
+        sums: dict[str, dict[float, float]] = {}
+        for (task, kind, _), points in self._points.items():
+            if kind == "step":
+                of_task = sums.setdefault(task, {})
+                for time, _, seconds in points:
+                    of_task[time] = of_task.get(time, 0.0) + seconds
+        return {
+            task: [(time, None, of_task[time]) for time in sorted(of_task)]
+            for task, of_task in sums.items()
+        }
 
     def _collect_moments(self, block: bytes, offset: int) -> None:
         """Keep the lines of the events for the timeline."""
@@ -233,6 +260,8 @@ class _Collector:
             self._steps.pop(str(event.get("task")), None)
         elif kind == "progress":
             self._add_progress(time, event)
+        elif kind == "step_times":
+            self._add_parts(time, event)
         elif kind == "usage" and isinstance(tasks, dict):
             for task, used in tasks.items():
                 if isinstance(used, dict):
@@ -242,13 +271,31 @@ class _Collector:
         task, step, metrics = event.get("task"), event.get("step"), event.get("metrics")
         if not isinstance(task, str):
             return
-        if isinstance(step, int) and abs(step) < 1 << 53:
-            self._steps[task] = int(step)
+        if (number := _step(step)) is not None:
+            self._steps[task] = number
         if isinstance(metrics, dict):
             self._add(time, task, "metric", metrics)
         self._add(time, task, "speed", {name: event.get(name) for name in _SPEEDS})
 
-    def _add(self, time: float, task: str, kind: str, values: Mapping[str, Any]) -> None:
+    def _add_parts(self, time: float, event: Mapping[str, Any]) -> None:
+        task, parts, steps = event.get("task"), event.get("parts"), _step(event.get("steps")) or 0
+        if isinstance(task, str) and isinstance(parts, dict) and steps > 0:
+            numbers = ((name, _number(seconds)) for name, seconds in parts.items())
+            of_a_step = {name: number / steps for name, number in numbers if number is not None}
+            self._add(time, task, "step", of_a_step, step=_step(event.get("step")))
+
+    def _add(
+        self,
+        time: float,
+        task: str,
+        kind: str,
+        values: Mapping[str, Any],
+        *,
+        step: int | None = None,
+    ) -> None:
+        """Add a point to each curve, at the step that the task is at unless `step` is given."""
+        if step is None:
+            step = self._steps.get(task)
         for name, value in values.items():
             number = _number(value)
             if number is None:
@@ -259,7 +306,7 @@ class _Collector:
                     return
                 points = self._points[task, kind, name] = []
                 self._curves[task, kind] = self._curves.get((task, kind), 0) + 1
-            points.append((time, self._steps.get(task), number))
+            points.append((time, step, number))
 
     def _has_room(self, task: str, kind: str) -> bool:
         if (task, kind) in self._curves:
@@ -308,6 +355,11 @@ def _parse(line: bytes) -> dict[str, Any]:
 def _time_of(event: Mapping[str, Any]) -> float | None:
     time = _number(event.get("time"))
     return time if time is not None and 0 <= time < 1e12 else None
+
+
+def _step(value: Any) -> int | None:
+    """Return an integer of an event that a page can read; None for anything else."""
+    return int(value) if isinstance(value, int) and abs(value) < 1 << 53 else None
 
 
 def _number(value: Any) -> float | None:

@@ -14,6 +14,7 @@ from tfcluster.ui.history import (
     format_gathering,
     format_restart,
     format_resume,
+    is_slowing,
 )
 from tfcluster.ui.panels import format_trial
 
@@ -63,7 +64,7 @@ def _format(event: Event, formatters: Mapping[str, _Formatter]) -> EventLine | N
         return None
     if _has_failed(event):
         kind = "bad"
-    elif event.get("status") == "interrupted":
+    elif event.get("status") == "interrupted" or is_slowing(event):
         kind = "warn"
     return EventLine(text, kind, _STYLES_OF_TYPES.get(event["type"], _STYLES[kind]))
 
@@ -151,6 +152,10 @@ def _stall_ended(event: Event) -> str:
     return f"the run goes on, after {format_duration(event['silent_s'])} without a step"
 
 
+def _step_verdict(event: Event) -> str:
+    return event.get("message") or "no part of a step stands out any more"
+
+
 def _suspended(event: Event) -> str:
     return f"the run goes on, after {format_duration(event['seconds'])} in which it was suspended"
 
@@ -229,6 +234,7 @@ _FORMATTERS: dict[str, _Formatter] = {
     "diagnosis": ("", _diagnosis),
     "stalled": ("warn", _stalled),
     "stall_ended": ("", _stall_ended),
+    "step_verdict": ("", lambda event: _step_verdict(event) if is_slowing(event) else None),
     "suspended": ("", _suspended),
     "task_frozen": ("warn", _task_frozen),
     "task_thawed": ("", "{task} runs again".format_map),
@@ -241,6 +247,7 @@ _MOMENTS: dict[str, _Formatter] = {
     "task_started": ("live", "attempt {attempt}: {task} started".format_map),
     "task_exited": ("", _task_end),
     "checkpoint_gathered": ("good", _checkpoint_gathered),
+    "step_verdict": ("", _step_verdict),
     "diagnosis": ("bad", _root_cause),
     "warned": ("warn", "{message}".format_map),
     "run_finished": ("good", _run_finished),

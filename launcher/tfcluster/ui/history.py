@@ -245,7 +245,12 @@ def format_short_reason(snapshot: RunSnapshot, now: float | None = None) -> str:
 def slowing_verdict(snapshot: RunSnapshot) -> Mapping[str, Any] | None:
     """Return the verdict on the steps if it names something that makes them slow, else None."""
     verdict = snapshot.step_verdict
-    return None if verdict is None or verdict.get("bound") == "compute" else verdict
+    return verdict if verdict is not None and is_slowing(verdict) else None
+
+
+def is_slowing(verdict: Mapping[str, Any]) -> bool:
+    """Return whether a verdict, or the event of one, names something that makes steps slow."""
+    return verdict.get("bound") not in (None, "compute")
 
 
 def format_cause(snapshot: RunSnapshot) -> list[str]:

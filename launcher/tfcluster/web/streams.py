@@ -32,7 +32,7 @@ PING_S: Final = 15.0
 _MOST_WAITING: Final = 2 << 20
 _ROUND_S: Final = 0.1
 """The shortest time between two rounds of reading, so that a busy run costs little."""
-_POINTS: Final = frozenset({"progress", "usage"})
+_POINTS: Final = frozenset({"progress", "usage", "step_times"})
 """The types of the events that are points of curves."""
 
 

@@ -83,6 +83,26 @@ def test_memory_has_the_step_that_its_task_was_at(tmp_path: Path) -> None:
     assert found == [(1.0, 7, 1.0), (3.0, None, 1.0)], "a new attempt has no step yet"
 
 
+def test_the_parts_of_steps_have_seconds_per_step_and_are_sampled_together(tmp_path: Path) -> None:
+    def steps(number: int) -> ev.StepTimes:
+        is_slow = number == 123
+        parts = {"input": 3.0 if is_slow else number % 7 / 10, "compute": (number % 5 + 1) / 10}
+        about = {"task": "worker:0", "attempt": 1, "step": 10 * number, "steps": 10}
+        return ev.StepTimes(**about, seconds=sum(parts.values()), parts=parts)  # type: ignore[arg-type]
+
+    paths = folder(tmp_path, progress(1), *map(steps, range(1, 300)))
+    history = read_history(paths, most=40)
+    assert [(c.kind, c.name) for c in history.curves][1:] == [
+        ("step", "input"),
+        ("step", "compute"),
+    ]
+    waits, computes = points_of(history, "input"), points_of(history, "compute")
+    assert 20 < len(waits) <= 40
+    assert waits[0] == (1.0, 10, 0.01)
+    assert (123.0, 1230, 0.3) in waits, "the longest step stays"
+    assert [point[:2] for point in waits] == [point[:2] for point in computes]
+
+
 def test_the_timeline_has_what_happened_and_none_of_the_reports(tmp_path: Path) -> None:
     happened = (
         ev.RunStarted(version="1", run="r"),
@@ -90,6 +110,8 @@ def test_the_timeline_has_what_happened_and_none_of_the_reports(tmp_path: Path) 
         progress(1, loss=1.0),
         ev.PortsHeld(node="local", ports={}),
         ev.Restarting(reason='he said "type":"progress"', attempt=2, of=3),
+        ev.StepTimes(task="worker:0", attempt=1, step=3, steps=3, seconds=1.0, parts={}),
+        ev.StepVerdict(attempt=2, bound="compute"),
         ev.RunFinished(status="failed", exit_code=1),
     )
     timeline = read_history(folder(tmp_path, *happened)).timeline
@@ -97,7 +119,8 @@ def test_the_timeline_has_what_happened_and_none_of_the_reports(tmp_path: Path) 
         (0.0, "run_started"),
         (1.0, "task_started"),
         (4.0, "restarting"),
-        (5.0, "run_finished"),
+        (6.0, "step_verdict"),
+        (7.0, "run_finished"),
     ]
     assert timeline[2].event["reason"] == 'he said "type":"progress"'
 
@@ -139,6 +162,8 @@ def test_values_that_are_not_finite_are_strings_in_json(tmp_path: Path) -> None:
         b'{"time":5,"type":"progress","task":"w","metrics":{"loss":1' + b"0" * 400 + b"}}",
         b'{"time":5,"type":"usage","tasks":{"worker:0":3}}',
         b'{"time":5,"type":"usage","tasks":[]}',
+        b'{"time":5,"type":"step_times","task":"worker:0","steps":0,"parts":{"input":1}}',
+        b'{"time":5,"type":"step_times","task":"worker:0","steps":1,"parts":["input"]}',
         b'{"time":5,"type":"an_invention"}',
         b'{"time":5,"type":"progress","task":"w","metrics":' + b"[" * 100_000 + b"}",
         b'{"time":5,"type":"restarting","x":' + b'{"a":' * 50 + b"1" + b"}" * 50 + b"}",
@@ -249,14 +274,17 @@ json_values = st.recursive(
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
     max_leaves=10,
 )
+TYPES = ("progress", "usage", "step_times", "warned")
 fields = st.fixed_dictionaries(
-    {"time": st.just(5.0) | json_values, "type": st.sampled_from(("progress", "usage", "warned"))},
+    {"time": st.just(5.0) | json_values, "type": st.sampled_from(TYPES)},
     optional={
         "task": st.just("worker:0") | json_values,
         "step": json_values,
         "metrics": json_values,
         "tasks": st.dictionaries(st.text(), json_values) | json_values,
         "steps_per_second": json_values,
+        "steps": st.just(10) | json_values,
+        "parts": st.dictionaries(st.text(), json_values) | json_values,
     },
 )
 

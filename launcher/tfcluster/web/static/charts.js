@@ -1,7 +1,7 @@
 // Line charts on uPlot, with a text alternative, the keyboard, both themes, and gaps for NaN.
 
-import { byId, el, oncePerFrame, write } from "./dom.js";
-import { metric, plural, rate } from "./formats.js";
+import { el, oncePerFrame, write } from "./dom.js";
+import { metric, percent, plural, rate } from "./formats.js";
 
 const HEIGHT = 180;
 const SERIES = 6;
@@ -39,17 +39,19 @@ export function seriesColour(index) {
  * A line is `{label, colour, dashed, faint, points}`; a point is `[x, y]` with y null where the
  * value is not finite, which leaves a gap and a cross. A mark is `{x, kind}`, with kind `restart`,
  * `checkpoint` or `failure`. Lines with one label are one curve in parts; the last one is named.
- * `bars` of a line, `[x, low, high]`, are the ranges that its values may have.
+ * `bars` of a line, `[x, low, high]`, are the ranges that its values may have; `gaps` are the x at which
+ * it is interrupted. Of a stack, each line is drawn as an area on top of the lines before it.
  */
 class Chart {
-  constructor(title, format) {
+  constructor(title, format, isStack = false) {
     Object.assign(this, {
       title,
       format,
+      isStack,
       lines: [],
       marks: [],
       axis: "step",
-      data: [[]],
+      columns: [[]],
       plot: null,
     });
     this.where = el("span", { class: "where" });
@@ -115,11 +117,12 @@ class Chart {
   }
 
   render() {
-    this.data = align(this.lines, this.extent);
+    this.columns = align(this.lines, this.extent);
     this.describe(null);
     this.fillTable();
-    if (this.plot) this.plot.setData(this.data, !this.isZoomed);
-    else if (this.place.clientWidth) this.plot = new uPlot(this.options(), this.data, this.place);
+    const data = this.isStack ? stack(this.columns) : this.columns;
+    if (this.plot) this.plot.setData(data, !this.isZoomed);
+    else if (this.place.clientWidth) this.plot = new uPlot(this.options(), data, this.place);
   }
 
   options() {
@@ -157,6 +160,7 @@ class Chart {
         },
       ],
       series: [{}, ...this.lines.map((line) => this.series(line))],
+      bands: this.isStack ? this.lines.slice(1).map((_, i) => ({ series: [i + 2, i + 1] })) : [],
       hooks: {
         draw: [(plot) => this.drawMarks(plot)],
         setCursor: [(plot) => this.describe(plot.cursor.idx)],
@@ -170,10 +174,12 @@ class Chart {
     const stroke = colour(line.colour);
     return {
       stroke,
-      width: 1.75,
+      width: this.isStack ? 1 : 1.75,
       alpha: line.faint ? 0.4 : 1,
       dash: line.dashed ? [3, 3] : undefined,
-      points: { size: 5, fill: stroke },
+      ...(this.isStack
+        ? { fill: stroke.replace(")", ", 0.25)"), points: { show: line.points.length < 2 } }
+        : { points: { size: 5, fill: stroke } }),
     };
   }
 
@@ -191,7 +197,8 @@ class Chart {
       if (mark.kind === "checkpoint") drawTriangle(ctx, x, bbox.top + bbox.height, 5 * scale);
       else drawUpright(ctx, x, bbox, mark.kind === "failure" ? "bad" : "warn", scale);
     }
-    for (const line of this.lines) {
+    if (this.isStack) this.drawNames(plot);
+    for (const line of this.isStack ? [] : this.lines) {
       ctx.strokeStyle = colour(line.colour);
       for (const [x, low, high] of barsOf(line))
         drawBar(ctx, at(x), plot.valToPos(low, "y", true), plot.valToPos(high, "y", true), 4 * scale);
@@ -205,6 +212,25 @@ class Chart {
     ctx.restore();
   }
 
+  /** Write the names of the areas into their ends, where they are high enough. */
+  drawNames(plot) {
+    const { ctx, bbox } = plot;
+    const size = 11 * devicePixelRatio;
+    Object.assign(ctx, {
+      font: `${size}px system-ui, sans-serif`,
+      fillStyle: colour("text"),
+      textAlign: "right",
+      textBaseline: "middle",
+    });
+    const [end, bottom] = [bbox.left + bbox.width - size / 2, bbox.top + bbox.height];
+    const last = plot.posToIdx(plot.over.clientWidth);
+    const heights = plot.data.slice(1).map((sums) => plot.valToPos(sums[last] ?? 0, "y", true));
+    this.lines.forEach(({ label }, index) => {
+      const [low, high] = [heights[index - 1] ?? bottom, heights[index]];
+      if (low - high >= 1.3 * size) ctx.fillText(label, end, (low + high) / 2);
+    });
+  }
+
   /** Show the values at `index` of the data, or the latest ones. */
   describe(index) {
     const shown = new Map();
@@ -212,13 +238,18 @@ class Chart {
       const value = index == null ? line.latest : this.valueNear(place + 1, index);
       if (value !== undefined) shown.set(line.label, { line, value });
     });
+    const sum = [...shown.values()].reduce((total, { value }) => total + Number(value), 0);
     const keys = [...shown.values()].map(({ line, value }) => {
       const sample = el("i", { class: line.dashed ? "dashed" : "" });
       sample.style.borderColor = `var(--${line.colour})`;
-      return el("span", { class: "key" }, sample, `${line.label} `, el("b", {}, this.text(value)));
+      const [text, rest] = this.isStack
+        ? [percent(value / (sum || 1)), ` ${this.text(value)}`]
+        : [this.text(value)];
+      return el("span", { class: "key" }, sample, `${line.label} `, el("b", {}, text), rest);
     });
     this.keys.replaceChildren(...keys, this.more ?? "");
-    write(this.where, index == null ? "" : this.whereText(index));
+    const where = [index == null ? "" : this.whereText(index), this.isStack && this.text(sum)];
+    write(this.where, where.filter(Boolean).join(": "));
   }
 
   text(value) {
@@ -226,15 +257,16 @@ class Chart {
   }
 
   whereText(index) {
-    const x = this.data[0][index];
+    const x = this.columns[0][index];
     if (this.axis === "workers") return plural(x, "worker");
     return this.axis === "time" ? `at ${timeTick(x)}` : `at step ${tick(x)}`;
   }
 
   /** Return the value of a line at `index`, or the last one before it: lines have points of their own. */
   valueNear(place, index) {
-    const values = this.data[place];
-    for (let at = index; at >= 0; at -= 1) if (values[at] !== undefined) return values[at];
+    const values = this.columns[place];
+    const isGap = (value) => value === undefined || (this.isStack && value === null);
+    for (let at = index; at >= 0; at -= 1) if (!isGap(values[at])) return values[at];
     return undefined;
   }
 
@@ -274,7 +306,7 @@ class Chart {
   }
 
   key(event) {
-    const last = this.data[0].length - 1;
+    const last = this.columns[0].length - 1;
     if (!this.plot || last < 0) return;
     const moves = {
       ArrowLeft: -1,
@@ -295,7 +327,7 @@ class Chart {
   select(index) {
     if (!this.plot || (index === null && this.cursor == null)) return;
     this.cursor = index;
-    const left = index === null ? -10 : this.plot.valToPos(this.data[0][index], "x");
+    const left = index === null ? -10 : this.plot.valToPos(this.columns[0][index], "x");
     this.plot.setCursor({ left, top: index === null ? -10 : 10 });
     this.describe(index);
     const spoken = [this.where, ...this.keys.children].map((part) => part.textContent);
@@ -305,22 +337,24 @@ class Chart {
 
 const shown = new Map();
 
-/** Show `{title, format, lines, more}` as the charts of the page, in this order and no others. */
-export function showCharts(wanted, marks, axis) {
+/** Show `{title, format, isStack, lines, more}` as the charts in `place`, in this order, no others. */
+export function showCharts(place, wanted, marks, axis) {
   const extent = extentOf(wanted.flatMap(({ lines }) => lines));
-  wanted.forEach(({ title, format, lines, more }, index) => {
-    if (!shown.has(title)) shown.set(title, new Chart(title, format));
-    const chart = shown.get(title);
+  const inPlace = shown.get(place) ?? new Map();
+  shown.set(place, inPlace);
+  wanted.forEach(({ title, format, isStack, lines, more }, index) => {
+    if (!inPlace.has(title)) inPlace.set(title, new Chart(title, format, isStack));
+    const chart = inPlace.get(title);
     chart.more = more;
-    if (byId("charts").children[index] !== chart.root)
-      byId("charts").insertBefore(chart.root, byId("charts").children[index]);
+    if (place.children[index] !== chart.root)
+      place.insertBefore(chart.root, place.children[index]);
     chart.show(lines, marks, axis, extent);
   });
   const titles = wanted.map(({ title }) => title);
-  for (const [title, chart] of shown) {
+  for (const [title, chart] of inPlace) {
     if (titles.includes(title)) continue;
     chart.remove();
-    shown.delete(title);
+    inPlace.delete(title);
   }
 }
 
@@ -344,19 +378,31 @@ function extentOf(lines) {
 
 /** Return uPlot's columns: all x, then for each line its y, undefined where it has no point. */
 function align(lines, extent) {
-  const all = lines.flatMap((line) => line.points.map((point) => point[0]));
+  const all = lines.flatMap((line) => [...line.points.map((point) => point[0]), ...gapsOf(line)]);
   const xs = [...new Set([...extent, ...all])].sort((a, b) => a - b);
   const place = new Map(xs.map((x, index) => [x, index]));
   const columns = lines.map((line) => {
     const ys = new Array(xs.length).fill(undefined);
-    for (const [x, y] of line.points) ys[place.get(x)] = y;
+    for (const [x, y] of [...line.points, ...gapsOf(line).map((x) => [x, null])])
+      ys[place.get(x)] = y;
     return ys;
   });
   return [xs, ...columns];
 }
 
+/** Return the columns with each y as the sum of those up to its own. */
+function stack([xs, ...columns]) {
+  const sums = new Array(xs.length).fill(0);
+  const isKnown = (y) => y !== undefined && y !== null;
+  return [xs, ...columns.map((ys) => ys.map((y, i) => (isKnown(y) ? (sums[i] += y) : y)))];
+}
+
 function barsOf(line) {
   return line.bars ?? [];
+}
+
+function gapsOf(line) {
+  return line.gaps ?? [];
 }
 
 /** Return whether all values are above 0 and differ too much for a linear scale. */

@@ -54,7 +54,7 @@ function drawCharts() {
     return { title, format, lines };
   });
   const known = drawn.filter(({ lines }) => lines.length);
-  showCharts(known, [], axis);
+  showCharts(byId("charts"), known, [], axis);
   byId("no-charts").hidden = known.length > 0;
 }
 

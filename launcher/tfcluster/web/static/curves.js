@@ -1,7 +1,7 @@
 // The curves of a run: from the server's history to the lines of charts, over steps or time.
 
 import { clean } from "./dom.js";
-import { bytes, metric, percent, plural, rate } from "./formats.js";
+import { bytes, metric, percent, plural, rate, stepTime } from "./formats.js";
 
 const MOST_LINES = 6;
 const MOST_POINTS = 3000;
@@ -9,6 +9,7 @@ const MOST_TASKS = 64; // with curves of one kind, and
 const MOST_NAMES = 32; // names of one task and kind, as the server has at most
 const LEADERS = ["chief:0", "worker:0"]; // the tasks that stand for a run
 const NOT_FINITE = ["NaN", "Infinity", "-Infinity"];
+const PROGRESS = ["metric", "speed"]; // the kinds of the curves from a task's reports of its steps
 const SPEEDS = ["steps_per_second", "examples_per_second"];
 
 /** The history of one run: the server's curves and timeline, and the events that followed. */
@@ -23,11 +24,11 @@ export class History {
     this.chief = null;
     for (const curve of record.curves) {
       this.insert(curve);
-      if (curve.kind !== "usage") this.steps.set(curve.task, curve.points.at(-1)?.[1]);
+      if (PROGRESS.includes(curve.kind)) this.steps.set(curve.task, curve.points.at(-1)?.[1]);
     }
   }
 
-  /** Add `progress` and `usage` events; return whether a curve is now too long for a chart. */
+  /** Add `progress`, `usage` and `step_times` events; return whether a curve is now too long for a chart. */
   addPoints(events) {
     for (const event of events) {
       const time = this.timeOf(event);
@@ -40,6 +41,9 @@ export class History {
           "speed",
           Object.fromEntries(SPEEDS.map((name) => [name, event[name]])),
         );
+      } else if (event.type === "step_times") {
+        const parts = Object.entries(event.parts ?? {}).map(([name, s]) => [name, s / event.steps]);
+        this.add(time, event.task, "step", Object.fromEntries(parts), event.step);
       } else {
         for (const [task, used] of Object.entries(event.tasks ?? {}))
           this.add(time, task, "usage", used);
@@ -48,21 +52,21 @@ export class History {
     return [...this.curves.values()].some((curve) => curve.points.length > MOST_POINTS);
   }
 
-  add(time, task, kind, values) {
+  add(time, task, kind, values, step = this.steps.get(task)) {
     for (const [name, value] of Object.entries(values ?? {})) {
       if (typeof value !== "number" && !NOT_FINITE.includes(value)) continue;
       const known = this.curves.get(keyOf(task, kind, name));
       if (!known && !this.hasRoom(task, kind)) return;
       const curve = known ?? this.insert({ task, kind, name, points: [] });
       if (time > (curve.points.at(-1)?.[0] ?? -1))
-        curve.points.push([time, this.steps.get(task) ?? null, value]);
+        curve.points.push([time, step ?? null, value]);
     }
   }
 
   insert(curve) {
     this.curves.set(keyOf(curve.task, curve.kind, curve.name), curve);
-    if (curve.kind !== "usage" && (this.chief === null || place(curve.task) < place(this.chief)))
-      this.chief = curve.task;
+    const isFirst = this.chief === null || place(curve.task) < place(this.chief);
+    if (PROGRESS.includes(curve.kind) && isFirst) this.chief = curve.task;
     return curve;
   }
 
@@ -116,7 +120,7 @@ export class History {
   stepAt(time) {
     let step = null;
     for (const curve of this.curves.values()) {
-      if (curve.task !== this.chief || curve.kind === "usage") continue;
+      if (curve.task !== this.chief || !PROGRESS.includes(curve.kind)) continue;
       for (const point of curve.points)
         if (point[0] <= time && point[1] !== null) step = Math.max(step ?? 0, point[1]);
       break;
@@ -170,6 +174,15 @@ export class History {
       latest,
       faint: index < known.length - 1,
     }));
+  }
+
+  /** Return a curve as one line, with a gap at each restart; of repeated steps, the last ones count. */
+  joinedLine(curve, axis, style) {
+    const points = [];
+    for (const attempt of this.lines(curve, axis, style).reverse())
+      points.unshift(...attempt.points.filter(([x]) => x < (points[0]?.[0] ?? Infinity)));
+    const gaps = axis === "time" ? this.restartsOf(curve.task) : [];
+    return { ...style, points, gaps, latest: curve.points.at(-1)?.[2] };
   }
 }
 
@@ -228,6 +241,33 @@ export function chartsOf(history, isGang = true) {
   if (usage.includes("gpu_memory_bytes"))
     charts.push(perTask(history, "usage", "gpu_memory_bytes", "GPU memory", bytes));
   return charts;
+}
+
+/** The parts of a step, from the bottom: those of the task itself, then those of collectives. */
+const PARTS = ["compute", "input", "callbacks", "other", "transfer", "waiting"];
+
+/**
+ * Return a stack of the parts of a step for each of the first six tasks, and how many are left out:
+ * `{charts: [{title, format, isStack, curves: [{curve, label, index}]}], more}`.
+ *
+ * The chief comes first, then the tasks `named` by a verdict.
+ */
+export function stepChartsOf(history, named) {
+  const known = new Set(PARTS.flatMap((name) => history.of("step", name)).map(({ task }) => task));
+  const tasks = [...new Set([history.chief, ...named, ...known])].filter((task) => known.has(task));
+  const { curves: shown, more } = someOf(tasks, "task");
+  const partsOf = (task) =>
+    PARTS.map((name, index) => {
+      const curve = history.curves.get(keyOf(task, "step", name));
+      return { curve, label: name, index };
+    }).filter(({ curve }) => curve?.points.some(([, , seconds]) => seconds > 0));
+  const chart = (task) => ({
+    title: `A step of ${task}`,
+    format: stepTime,
+    isStack: true,
+    curves: partsOf(task),
+  });
+  return { charts: shown.map(chart), more };
 }
 
 function perTask(history, kind, name, title, format) {

@@ -12,6 +12,12 @@ export function duration(seconds) {
   return `${Math.floor(whole / 86400)} d ${Math.floor((whole % 86400) / 3600)} h`;
 }
 
+/** Return the time of a step: `3.42 ms`, `182 ms`, `1.2 s`. */
+export function stepTime(seconds) {
+  if (seconds == null) return "";
+  return seconds < 0.9995 ? `${+(1000 * seconds).toPrecision(3)} ms` : duration(seconds);
+}
+
 /** Return `512 B`, `1.5 MB`, `12 GB`: powers of ten. */
 export function bytes(count) {
   if (count == null) return "";

@@ -1,7 +1,7 @@
 // The page of one run: what it does now, its curves, tasks, timeline, diagnosis, logs and plan.
 
 import { chosenAxis, onAxisChange, seriesColour, showCharts } from "./charts.js";
-import { chartsOf, History } from "./curves.js";
+import { chartsOf, History, stepChartsOf } from "./curves.js";
 import { byId, clean, el, oncePerFrame, syncRows, write } from "./dom.js";
 import { bytes, clock, count, duration, exit, metric, percent, plural, rate } from "./formats.js";
 import { restartCost, showGoodput } from "./goodput.js";
@@ -29,6 +29,7 @@ const drawState = oncePerFrame(() => {
   showTasks();
   showTrials();
   showWarnings();
+  showVerdict();
 });
 const drawTimeline = oncePerFrame(showTimeline);
 
@@ -282,6 +283,15 @@ function showWarnings() {
   );
 }
 
+/** Show which part makes the steps as long as they are; computing is what they are for. */
+function showVerdict() {
+  const verdict = snapshot.step_verdict;
+  byId("verdict").hidden = !verdict;
+  byId("verdict").classList.toggle("warn", verdict?.bound !== "compute");
+  write(byId("verdict-text"), verdict?.message);
+  write(byId("verdict-fix"), verdict?.fix ? `→ ${verdict.fix}` : "");
+}
+
 function showDiagnosis() {
   const found = facts.diagnosis;
   byId("diagnosis").hidden = !found;
@@ -317,10 +327,27 @@ function drawCharts() {
   const linesOf = ({ curve, label, dashed }, index) =>
     history.lines(curve, axis, { label, dashed, colour: seriesColour(index) });
   showCharts(
+    byId("charts"),
     wanted.map((one) => ({ ...one, lines: one.curves.flatMap(linesOf) })),
     marks,
     axis,
   );
+  showSteps(marks, axis);
+}
+
+/** Show the parts of the steps, of each task as a stack over steps or time. */
+function showSteps(marks, axis) {
+  const { charts, more } = stepChartsOf(history, snapshot.step_verdict?.causes ?? []);
+  byId("steps-section").hidden = !charts.length;
+  const lineOf = ({ curve, label, index }) =>
+    history.joinedLine(curve, axis, { label, colour: seriesColour(index) });
+  showCharts(
+    byId("steps"),
+    charts.map((one) => ({ ...one, lines: one.curves.map(lineOf) })),
+    marks,
+    axis,
+  );
+  write(byId("more-steps"), more);
 }
 
 const MARKS = {

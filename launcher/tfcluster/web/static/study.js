@@ -2,15 +2,11 @@
 
 import { seriesColour, showCharts } from "./charts.js";
 import { byId, clean, el, write } from "./dom.js";
-import { duration, percent } from "./formats.js";
+import { percent, stepTime } from "./formats.js";
 import { inside } from "./live.js";
 
 const MOST_LINES = 6;
 const { study } = inside;
-
-function seconds(value) {
-  return value == null ? "" : value < 1 ? `${+(1000 * value).toPrecision(3)} ms` : duration(value);
-}
 
 /** Return `100 Mbit/s`, in the same words as the tables (ui/formats.py). */
 function bits(rate) {
@@ -24,10 +20,10 @@ function bits(rate) {
 
 /** Title, format, and the value that a chart shows of a cell or a prediction whose step takes `step_s`. */
 const CHARTS = [
-  ["A step", seconds, (_, step_s) => step_s],
+  ["A step", stepTime, (_, step_s) => step_s],
   [
     "The collective",
-    seconds,
+    stepTime,
     ({ workers, communication, compute_s }, step_s) =>
       workers === 1
         ? 0
@@ -92,7 +88,7 @@ function drawCharts() {
     const lines = all.slice(0, MOST_LINES).flatMap((one, index) => linesOf(one, index, value));
     return { title, format, lines, more };
   });
-  showCharts(drawn, [], "workers");
+  showCharts(byId("charts"), drawn, [], "workers");
 }
 
 function showTable(id, { headers, rows, right_aligned: numbers }) {
