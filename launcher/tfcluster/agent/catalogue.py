@@ -149,6 +149,22 @@ class TakeStacks(Order):
     """
     tasks: Strings
 
+class TraceSteps(Order):
+    """Have a task trace steps with TensorFlow's profiler; it answers with `Profiled`."""
+    task: str
+    id: str
+    file: str
+    """The path of the trace."""
+    within_s: float
+    """The time in which the trace must begin."""
+    first: int = 0
+    """The trace begins at the end of this step."""
+    steps: int = 0
+    delay_s: float = 0.0
+    """For a task that takes no steps: the time until its trace begins."""
+    seconds: float = 0.0
+    """For such a task: the length of its trace."""
+
 class Shutdown(Order):
     stays: bool = False
     """True if a warm agent may wait for the next run."""
@@ -518,6 +534,16 @@ class StepTimes(TaskReport, Event):
     gradient_bytes: Unsigned | None = None
     """The gradients that each step sums over all tasks."""
 
+class Profiled(TaskReport):
+    """The task has written the trace that a `TraceSteps` has asked for, or cannot."""
+    id: Name
+    first: Step | None = None
+    """The first step of the trace; None of a task that takes no steps."""
+    last: Step | None = None
+    seconds: Real = 0.0
+    problem: Line = ""
+    """The reason why there is no trace."""
+
 class AllReduce(TaskReport):
     """The time of one all-reduce between `workers`, for ``tfcluster doctor --deep``."""
     communication: Name
@@ -594,6 +620,6 @@ class TrialEnded(TaskReport):
 
 FOR_PEOPLE = (
     *(Alive, TaskDevices, UnusedGpus, TaskPhase, Progress, StepTimes, Note, TrainsInChild),
-    *(Trial, TrialEnded, Wrote),
+    *(Trial, TrialEnded, Wrote, Profiled),
 )
 """Reports on which the run does not depend."""

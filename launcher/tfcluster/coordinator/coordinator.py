@@ -27,6 +27,7 @@ from tfcluster.coordinator.loop import Loop, RunLoop, RunOver
 from tfcluster.coordinator.lost_nodes import LostNodes
 from tfcluster.coordinator.startup import Startup
 from tfcluster.coordinator.takeover import leave_if_replaced
+from tfcluster.coordinator.task_profiles import TaskProfiles
 from tfcluster.coordinator.task_stacks import TaskStacks
 from tfcluster.errors import JobEndedError, SetupError, join_first, signal_name
 from tfcluster.node_loss import NodeLoss
@@ -102,7 +103,11 @@ class Coordinator:
         self._attempts = Attempts(
             self._supervisor, self._startup, self._lost_nodes, self._loop, run_gathering
         )
-        run_gathering.use(TaskFolders(plan, self.paths, hub))
+        folders = TaskFolders(plan, self.paths, hub)
+        run_gathering.use(folders)
+        self._profiles = TaskProfiles(
+            run_writer.state, self._supervisor.gang, hub, folders, self._put_event
+        )
         self.job = job
         self._ending: asyncio.Task[Ending | None] | None = None
         """The question why the scheduler ends the job; None until it announces that."""
@@ -169,6 +174,7 @@ class Coordinator:
             get_state=lambda: state_json(self.run_writer.state),
             scale_to=self.scale_to,
             get_stacks=lambda tasks: self._stacks.ask(tasks),
+            profile=self._profile,
         )
         python = self._launch.tensorboard_python
         async with (
@@ -318,6 +324,9 @@ class Coordinator:
         self._hub.send(node, msg.TakeStacks(tasks=[*tasks]))
         self._hub.wake()
 
+    def _profile(self, tasks: Sequence[str], steps: int) -> str:
+        return self._profiles.begin(tasks, steps, self._background.create_task)
+
     def _now(self) -> float:
         return self._loop.now()
 
@@ -407,6 +416,8 @@ class Coordinator:
         self._supervisor.reported(report, self._now())
         if is_chief and isinstance(report, msg.Saved):
             self._run_gathering.saved(report)
+        if isinstance(report, msg.Profiled):
+            self._profiles.note(report)
 
     def _with_one_speed(self, event: Event) -> Event:
         """Return progress without a speed if the task takes its steps with the leading one."""
@@ -432,6 +443,7 @@ class Coordinator:
         """
         self._is_closing = True
         try:
+            await self._loop.run_to_end(self._profiles.end())
             needs_agents = self._run_gathering.needs_agents
             name = self._run_gathering.lost_node
             if name and not self.plan.node(name).capabilities.starts_fresh:
