@@ -36,13 +36,13 @@ class Request:
     """The trace begins at the end of this step, or of the next one that is reported."""
     steps: int = 0
     delay_s: float = 0.0
-    """For a task that takes no steps: the time until the trace begins."""
+    """The time until the trace of a task that takes no steps begins."""
     seconds: float = 0.0
-    """For such a task: the length of the trace."""
+    """The length of the trace of such a task."""
 
 
 class Recorder(Protocol):
-    """What records a trace; both raise an exception whose text is the reason of a failure."""
+    """The profiler; both methods raise an exception whose text is the reason of a failure."""
 
     def start(self, file: str) -> None: ...
     def stop(self, file: str) -> None: ...

@@ -161,9 +161,9 @@ class TraceSteps(Order):
     """The trace begins at the end of this step."""
     steps: int = 0
     delay_s: float = 0.0
-    """For a task that takes no steps: the time until its trace begins."""
+    """The time until the trace of a task that takes no steps begins."""
     seconds: float = 0.0
-    """For such a task: the length of its trace."""
+    """The length of the trace of such a task."""
 
 class Shutdown(Order):
     stays: bool = False

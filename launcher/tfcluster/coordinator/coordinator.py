@@ -103,11 +103,10 @@ class Coordinator:
         self._attempts = Attempts(
             self._supervisor, self._startup, self._lost_nodes, self._loop, run_gathering
         )
-        folders = TaskFolders(plan, self.paths, hub)
-        run_gathering.use(folders)
-        self._profiles = TaskProfiles(
-            run_writer.state, self._supervisor.gang, hub, folders, self._put_event
-        )
+        self._folders = TaskFolders(plan, self.paths, hub)
+        run_gathering.use(self._folders)
+        self._profiles: TaskProfiles | None = None
+        """The profiles, once one was asked for."""
         self.job = job
         self._ending: asyncio.Task[Ending | None] | None = None
         """The question why the scheduler ends the job; None until it announces that."""
@@ -325,6 +324,9 @@ class Coordinator:
         self._hub.wake()
 
     def _profile(self, tasks: Sequence[str], steps: int) -> str:
+        if self._profiles is None:
+            state, gang = self.run_writer.state, self._supervisor.gang
+            self._profiles = TaskProfiles(state, gang, self._hub, self._folders, self._put_event)
         return self._profiles.begin(tasks, steps, self._background.create_task)
 
     def _now(self) -> float:
@@ -416,7 +418,7 @@ class Coordinator:
         self._supervisor.reported(report, self._now())
         if is_chief and isinstance(report, msg.Saved):
             self._run_gathering.saved(report)
-        if isinstance(report, msg.Profiled):
+        if isinstance(report, msg.Profiled) and self._profiles is not None:
             self._profiles.note(report)
 
     def _with_one_speed(self, event: Event) -> Event:
@@ -443,7 +445,8 @@ class Coordinator:
         """
         self._is_closing = True
         try:
-            await self._loop.run_to_end(self._profiles.end())
+            if self._profiles is not None:
+                await self._loop.run_to_end(self._profiles.end())
             needs_agents = self._run_gathering.needs_agents
             name = self._run_gathering.lost_node
             if name and not self.plan.node(name).capabilities.starts_fresh:

@@ -30,8 +30,9 @@ _RATE_WITHIN_S = 60.0
 """The time in which a speed must be known: two reports, or two steps if these take longer."""
 _LEAST_S, _SLACK = 60.0, 3.0
 """The time for the steps of a profile is `_SLACK` times what they should take, and this more."""
-_LONGEST_SERVED_S = 60.0
-"""The longest trace of a task that takes no steps."""
+_LEAST_SERVED_S, _LONGEST_SERVED_S = 1.0, 60.0
+"""The length of the trace of a task that takes no steps. A chief that trains with parameter servers
+knows its step twice a second."""
 _CHECK_EVERY_S = 0.5
 
 
@@ -76,6 +77,8 @@ class TaskProfiles:
 
         `start` runs the rest of it beside the loop. Raises UsageError.
         """
+        if self._is_over:
+            raise UsageError("the run is ending", fix="`tfcluster profile --last` shows the newest")
         if self._profile is not None:
             raise UsageError("a profile is being recorded", fix="try again once it is complete")
         if not 0 < steps <= MOST_STEPS:
@@ -116,7 +119,8 @@ class TaskProfiles:
 
     async def _record(self, profile: _Profile) -> None:
         try:
-            within_s = await self._order(profile)
+            await self._wait(_RATE_WITHIN_S, lambda: self._rate() > 0)
+            within_s = 0.0 if self._is_over else self._order(profile)
             await self._wait(within_s, lambda: not self._awaited(profile))
             fetching = (self._fetch(profile, name, within_s) for name in profile.tasks)
             found = await asyncio.gather(*fetching)
@@ -125,16 +129,16 @@ class TaskProfiles:
         finally:
             self._profile = None
 
-    async def _order(self, profile: _Profile) -> float:
-        """Order the traces once the tasks' speed is known; return the time that they may take."""
-        await self._wait(_RATE_WITHIN_S, lambda: self._rate() > 0)
+    def _order(self, profile: _Profile) -> float:
+        """Order the traces; return the time that they may take."""
         rate = self._rate()
+        step_s = 1 / rate if rate else _RATE_WITHIN_S
         ahead = math.ceil(rate * AHEAD_S) + 1
         trains = [m for m in self._gang.running() if self._takes_steps(m)]
         last = {member.name: member.step or 0 for member in trains}
         common = max(last.values(), default=0) + ahead if self._state.is_synchronous else None
-        lasts_s = (ahead + profile.steps) / rate if rate else _RATE_WITHIN_S
-        within_s = _LEAST_S + _SLACK * lasts_s
+        within_s = _LEAST_S + _SLACK * (ahead + profile.steps) * step_s
+        served_s = min(max(profile.steps * step_s, _LEAST_SERVED_S), _LONGEST_SERVED_S)
         for name, member in profile.tasks.items():
             if name in profile.problems:
                 continue
@@ -146,7 +150,7 @@ class TaskProfiles:
                 first=last.get(name, 0) + ahead if common is None else common,
                 steps=profile.steps,
                 delay_s=AHEAD_S,
-                seconds=min(profile.steps / rate if rate else 1.0, _LONGEST_SERVED_S),
+                seconds=served_s,
             )
             self._hub.send(member.node, order)
         self._hub.wake()

@@ -1,4 +1,4 @@
-"""What a trace of TensorFlow's profiler says about a task: where the time went, and the top ops.
+"""Summarizes a trace of TensorFlow's profiler: where a task's time went, and its longest ops.
 
 A trace is an `XSpace` (tsl/profiler/protobuf/xplane.proto): planes (the host, each GPU) with lines
 (threads, streams) of events. It is read without TensorFlow, which the launcher never imports.
@@ -26,6 +26,8 @@ _OP: Final = re.compile(r"([\w.][\w./>-]*):([A-Z_]\w*)", re.ASCII)
 """The event of an op in a graph: its name and type (tsl/profiler/utils/tf_op_utils.cc)."""
 _EAGER_OP: Final = re.compile(r"EagerLocalExecute: ([A-Z_](?!_inference_|_forward_|_backward_)\w*)")
 """The event of an op outside of a graph. That of a function lasts while its ops run."""
+_REQUEST: Final = "EagerService"
+"""The name of the event of a request from another task, in which ops may run."""
 _GET_NEXT: Final = re.compile(r"(IteratorGetNext\w*?)(?:Op::DoCompute)?")
 _COLLECTIVE: Final = re.compile(r"Collective|Nccl|nccl")
 _INPUT_THREADS: Final = "tf_data_"
@@ -55,7 +57,7 @@ class OpTime:
 
 @dataclass(frozen=True, slots=True)
 class TraceSummary:
-    """What a trace says about a task."""
+    """The parts of a task's time in a trace, and its ops."""
 
     seconds: float
     parts: dict[str, float]
@@ -78,7 +80,7 @@ def summarize(path: Path, seconds: float = 0.0) -> TraceSummary:
     spans = defaultdict[str, list[_Span]](list)
     for event in events:
         spans[event.part].append(event.span)
-    end = round(seconds * 1e12) or max((event.span[1] for event in events), default=0)
+    end = round(max(0.0, seconds) * 1e12) or max((event.span[1] for event in events), default=0)
     parts, known, covered = dict[str, float](), list[_Span](), 0
     for part in PARTS[:-1]:
         known = _merge([*known, *spans[part]], end)
@@ -184,7 +186,7 @@ def _host_events(line: bytes, names: dict[int, str], number: int) -> Iterator[_E
 
 def _op_of(event: str) -> tuple[str, str, str] | None:
     """Return name, type and part of the op that an event of the host is about, or None."""
-    if match := _OP.fullmatch(event):
+    if (match := _OP.fullmatch(event)) and match[1] != _REQUEST:
         name, kind = _FUNCTION.sub("", match[1]), match[2]
     elif match := _EAGER_OP.fullmatch(event) or _GET_NEXT.fullmatch(event):
         name = kind = match[1]
@@ -273,11 +275,11 @@ def _varint(message: bytes, at: int) -> tuple[int, int]:
     at += 1
     if byte < 128:
         return byte, at
-    value, shift = byte & 127, 7
-    while True:
+    value = byte & 127
+    for shift in range(7, 70, 7):
         byte = message[at]
         at += 1
         value |= (byte & 127) << shift
         if byte < 128:
             return value, at
-        shift += 7
+    raise ValueError("an integer has more than 64 bits")

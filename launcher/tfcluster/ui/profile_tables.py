@@ -15,17 +15,16 @@ from tfcluster.ui.scaling_tables import format_ms
 
 _MOST_OPS: Final = 12
 _NAME_CHARACTERS: Final = 56
-_RIGHT: Final = ("traced", "ms/step", *PARTS, "per step", "most")
+_RIGHT: Final = ("traced", "step", *PARTS, "per step", "per second", "most")
 
 
 def profile_parts(profile: Mapping[str, Any]) -> list[Part]:
     """Return what the command prints about a profile (`Run.profile`)."""
     traced = [task for task in profile["tasks"] if "trace" in task]
     parts: list[Part] = [_task_grid(traced), _op_grid(traced)] if traced else []
-    problems = [
-        f"{t['task']}: no trace: {t['problem']}" for t in profile["tasks"] if "problem" in t
-    ]
-    return [*parts, *(["\n".join(problems)] if problems else [])]
+    missing = [task for task in profile["tasks"] if "problem" in task]
+    problems = "\n".join(f"{task['task']}: no trace: {task['problem']}" for task in missing)
+    return [*parts, *([problems] if problems else [])]
 
 
 def _task_grid(tasks: Sequence[Mapping[str, Any]]) -> Grid:
@@ -33,30 +32,30 @@ def _task_grid(tasks: Sequence[Mapping[str, Any]]) -> Grid:
         "task": lambda task: task["task"],
         "steps": lambda task: f"{task['first']} to {task['last']}" if "first" in task else None,
         "traced": lambda task: format_ms(task["seconds"]),
-        "step": lambda task: format_ms(task["seconds"] / _steps(task)) if "first" in task else None,
+        "step": lambda task: format_ms(_step_s(task)) if "first" in task else None,
         **{part: partial(_share, part=part) for part in PARTS},
     }
-    return Grid.of(tasks, columns, (*_RIGHT, "step"))
+    return Grid.of(tasks, columns, _RIGHT)
 
 
 def _share(task: Mapping[str, Any], part: str) -> str:
     return f"{task['parts'][part] / task['seconds']:.0%}" if task["seconds"] else ""
 
 
-def _steps(task: Mapping[str, Any]) -> int:
-    """Return the number of steps in a trace; 1 for a task that takes none."""
-    return max(1, task["last"] - task["first"] + 1) if "first" in task else 1
+def _step_s(task: Mapping[str, Any]) -> float:
+    """Return the length of a step of a task that takes steps."""
+    return float(task["seconds"] / max(1, task["last"] - task["first"] + 1))
 
 
 @dataclass(frozen=True, slots=True)
 class _Op:
-    """One op of several tasks, in seconds per step."""
+    """One op of several tasks."""
 
     name: str
     type: str
     part: str
     seconds: Mapping[str, float]
-    """Task → the time of a step that it is in this op."""
+    """Task → its time in this op, per step of the run, or per second if no task takes steps."""
 
     @property
     def mean(self) -> float:
@@ -69,17 +68,19 @@ class _Op:
 
 def _op_grid(tasks: Sequence[Mapping[str, Any]]) -> Grid:
     """Return the table of the longest ops, on average over the tasks that have them."""
+    steps = [_step_s(task) for task in tasks if "first" in task]
+    unit, unit_s = ("per step", fmean(steps)) if steps else ("per second", 1.0)
     times = defaultdict[tuple[str, str, str], dict[str, float]](dict)
     for task in tasks:
-        for op in task["ops"]:
+        for op in task["ops"] if task["seconds"] else ():
             key = op["name"], op["type"], op["part"]
-            times[key][task["task"]] = op["seconds"] / _steps(task)
+            times[key][task["task"]] = op["seconds"] / task["seconds"] * unit_s
     ops = sorted((_Op(*key, seconds) for key, seconds in times.items()), key=lambda op: -op.mean)
     columns = {
         "op": lambda op: _cut(op.name),
         "type": lambda op: op.type,
         "part": lambda op: op.part,
-        "per step": lambda op: format_ms(op.mean),
+        unit: lambda op: format_ms(op.mean),
         "most": lambda op: format_ms(op.seconds[op.slowest]) if len(op.seconds) > 1 else None,
         "in": lambda op: op.slowest if len(op.seconds) > 1 else None,
     }
