@@ -86,7 +86,7 @@ class EventChannel:
         return True
 
     def receive(self) -> dict[str, Any] | None:
-        """Return a request of the agent; None if there is none. Cheap enough for every step."""
+        """Return a request of the agent; None if there is none."""
         sock = self._socket
         if sock is None or os.getpid() != self._pid:
             return None

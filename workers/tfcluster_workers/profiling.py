@@ -1,7 +1,7 @@
 """Traces of this task's steps by TensorFlow's profiler, when `tfcluster profile` asks for one.
 
 The agent sends the request over the task's event socket. A task that trains looks for it at the end
-of each step, which costs a microsecond, and traces whole steps. A task that only serves (a ps, a
+of a step, twenty times a second at most, and traces whole steps. A task that only serves (a ps, a
 worker of a parameter-server job) takes no steps: a thread waits for the request, and traces for a
 time.
 """
@@ -21,6 +21,11 @@ from dataclasses import dataclass
 from typing import Any, Callable, Protocol
 
 from tfcluster_workers import event_channel
+
+
+LOOK_EVERY_S = 0.05
+"""Shortest time between two looks for a request: one costs some microseconds. Traces begin 2 s after
+a request (`coordinator.task_profiles`)."""
 
 
 @dataclass(frozen=True)
@@ -91,13 +96,17 @@ class StepProfiler:
         self._lock = threading.Lock()
         self._waiting: Request | None = None
         self._running: Request | None = None
-        self._began_at = 0.0
+        self._look_at = self._began_at = 0.0
         self._began_after = self._ends_after = self._step = 0
 
     def at_step(self, step: Any) -> None:
         """Begin or end a trace if it is due after `step`; call it at the end of each step."""
+        now = self._clock()
+        if now < self._look_at and self._waiting is None and self._running is None:
+            return
         if not self._lock.acquire(blocking=False):
             return  # a signal handler, or another thread, reports a step meanwhile
+        self._look_at = now + LOOK_EVERY_S
         try:
             if (message := self._receive()) is not None:
                 self._waiting = read_request(message)
