@@ -22,10 +22,9 @@ from typing import Any, Callable, Protocol
 
 from tfcluster_workers import event_channel
 
-
 LOOK_EVERY_S = 0.05
-"""Shortest time between two looks for a request: one costs some microseconds. Traces begin 2 s after
-a request (`coordinator.task_profiles`)."""
+"""Shortest time between two looks for a request: one costs some microseconds. A trace begins 2 s
+after its request (`coordinator.task_profiles`)."""
 
 
 @dataclass(frozen=True)
