@@ -12,7 +12,7 @@ from typing import Any
 
 from tfcluster.agent import catalogue as msg
 from tfcluster.agent.error_text import describe_error
-from tfcluster.errors import UsageError
+from tfcluster.errors import UsageError, join_first
 from tfcluster.nodes.hub import Hub
 from tfcluster.nodes.task_folders import TaskFolders
 from tfcluster.rundir import events as ev
@@ -87,8 +87,8 @@ class TaskProfiles:
         for name in names:
             if name not in running:
                 raise UsageError(f"{name} does not run", fix="`tfcluster status` shows the tasks")
+        fix = "try again once `tfcluster status` shows a step"
         if not any(self._takes_steps(member) for member in running.values()):
-            fix = "try again once `tfcluster status` shows a step"
             raise UsageError("no task has reported a step", fix=fix)
         chosen = [running[name] for name in names] or self._gang.core()
         tasks = {member.name: member for member in chosen if member.is_running}
@@ -96,6 +96,8 @@ class TaskProfiles:
         for name, member in tasks.items():
             if not (self._takes_steps(member) or member.serves):
                 profile.problems[name] = "it has reported no step"
+        if profile.problems.keys() == tasks.keys():
+            raise UsageError(f"{join_first([*tasks])} has reported no step", fix=fix)
         self._profile = profile
         self._recording = start(self._record(profile))
         return profile.id
