@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,17 @@ def test_the_end_of_the_task_ends_the_trace(rig: Rig) -> None:
     rig.profiler.end_early()
     rig.profiler.end_early()
     assert rig.sent == [{"id": "p", "seconds": 2.0, "first": 11, "last": 12}]
+
+
+def test_a_fork_of_the_task_leaves_its_trace_alone(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.ask()
+    rig.steps(8, 12)
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    rig.profiler.end_early()
+    rig.steps(12, 20)
+    assert (rig.calls, rig.sent) == (["start worker-0.xplane.pb"], [])
 
 
 def test_a_profiler_that_fails_is_reported_and_the_training_goes_on(rig: Rig) -> None:

@@ -95,6 +95,8 @@ class StepProfiler:
         self._lock = threading.Lock()
         self._waiting: Request | None = None
         self._running: Request | None = None
+        self._pid = 0
+        """The process whose trace runs."""
         self._look_at = self._began_at = 0.0
         self._began_after = self._ends_after = self._step = 0
 
@@ -109,6 +111,8 @@ class StepProfiler:
         try:
             if (message := self._receive()) is not None:
                 self._waiting = read_request(message)
+            if self._is_inherited():
+                self._running = None
             if self._running is not None:
                 self._step = int(step)
                 if not self._began_after <= self._step < self._ends_after:
@@ -128,7 +132,7 @@ class StepProfiler:
             self._ends_after = ends if step < ends else step + request.steps
             self._began_after = self._step = step
             if self._start(request):
-                self._running = request
+                self._running, self._pid = request, os.getpid()
 
     def _end_steps(self, request: Request) -> None:
         self._running = None
@@ -136,9 +140,12 @@ class StepProfiler:
 
     def end_early(self) -> None:
         """End a trace that runs, because the task ends."""
-        with self._lock:
-            if self._running is not None:
-                self._end_steps(self._running)
+        if not self._is_inherited() and self._running is not None:
+            self._end_steps(self._running)
+
+    def _is_inherited(self) -> bool:
+        """Return whether the trace that runs is that of the process which this one is a fork of."""
+        return self._running is not None and self._pid != os.getpid()
 
     def trace_for_a_time(self, request: Request) -> None:
         """Trace a task that takes no steps."""

@@ -11,7 +11,6 @@ are what they cost: a collective, or an input pipeline, that runs beside ops cos
 from __future__ import annotations
 
 import re
-import struct
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -73,7 +72,7 @@ def summarize(path: Path, seconds: float = 0.0) -> TraceSummary:
     """
     try:
         events = list(_read_events(path.read_bytes()))
-    except (IndexError, KeyError, TypeError, ValueError, struct.error) as error:
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise TraceError(f"{path.name} is not a trace: {error!r}") from error
     if any(event.is_of_gpu for event in events):  # then the ops of the host start kernels
         events = [event for event in events if event.is_of_gpu or event.part != "compute"]
@@ -235,7 +234,7 @@ def _names(plane: bytes, number: int) -> dict[int, str]:
 
 
 def _text(value: Any) -> str:
-    return bytes(value).decode(errors="replace")
+    return str(value.decode(errors="replace"))
 
 
 def _one(message: bytes, wanted: int, default: Any = b"") -> Any:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tfcluster.rundir.step_traces import OpTime, TraceError, TraceSummary, describe_trace, summarize
 
@@ -122,6 +126,18 @@ def test_a_damaged_trace_is_named(tmp_path: Path, damage: Any) -> None:
         summarize(path)
     facts = {"file": path.name, "bytes": path.stat().st_size, "seconds": 1.0}
     assert "is not a trace" in (describe_trace(tmp_path, facts) or {})["problem"]
+
+
+@given(st.data())
+def test_no_file_can_do_more_than_be_refused(data: st.DataObject) -> None:
+    whole = bytearray(plane("/host:CPU", HOST) + plane("/device:GPU:0", HOST))
+    for _ in range(data.draw(st.integers(1, 5))):
+        whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "worker-0.xplane.pb"
+        path.write_bytes(whole)
+        with contextlib.suppress(TraceError):
+            summarize(path)
 
 
 def test_a_trace_that_has_not_arrived_whole_is_waited_for(tmp_path: Path) -> None:
