@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from tfcluster.rundir.goodput import Goodput
     from tfcluster.rundir.series import History
 
+_TRACES_WITHIN_S = 60.0
+"""The time for the copies of traces from a cluster, after the news that they are complete."""
 _threads: dict[RunPaths, threading.Thread] = {}
 """Run of this process → the thread of its coordinator."""
 os.register_at_fork(after_in_child=_threads.clear)
@@ -246,12 +248,73 @@ class Run:
         that does not run and a run that has ended, and NodeLostError if the coordinator does not
         answer.
         """
-        labels = [label for task in tasks if (label := self._label(task))]
+        return dict(self._request(control.stacks_request(self._labels(tasks)), "stacks"))
+
+    def profile(
+        self,
+        *tasks: str,
+        steps: int = 10,
+        begins: Callable[[Mapping[str, Any]], None] = lambda event: None,
+    ) -> dict[str, Any]:
+        """Have tasks trace the same `steps` with TensorFlow's profiler; return what came of it.
+
+        Of the named tasks, or of all that train. `begins` gets the event `profile_started`.
+        For the result see `newest_profile`. Raises UsageError for a task that does not run, a run
+        that has ended or has taken no step, and NodeLostError if the coordinator does not answer.
+        """
+        request = control.profile_request(self._labels(tasks), steps)
+        return block(self._profile(str(self._request(request, "profile")), begins))
+
+    def newest_profile(self) -> dict[str, Any] | None:
+        """Return the newest profile of the run, live or over; None if there is none.
+
+        `profile` is its id, `folder` has the traces. `tasks` has for each its `task`, and either
+        the `problem`, or `trace`, the steps `first` and `last`, `seconds`, `parts` (the seconds in
+        `compute`, `collective`, `input`, `idle`), and `ops`: the longest first, each with `name`,
+        `type`, `part`, `count`, and its `seconds`.
+        """
+        finished = None
+        for event in self.events():
+            if event.get("type") == "profile_finished":
+                finished = event
+        return block(self._read_profile(finished)) if finished is not None else None
+
+    def _labels(self, tasks: Iterable[str]) -> list[str]:
+        return [label for task in tasks if (label := self._label(task))]
+
+    def _request(self, request: Mapping[str, Any], command: str) -> Any:
+        """Return the coordinator's answer, wherever it runs; `command` is the user's."""
         if (state := self.state()).job is not None and not state.status.is_final:
-            return job_watch.stacks(self.paths, labels)
-        command = f"tfcluster stacks {self.id}"
-        send = partial(control.stacks, tasks=labels)
-        return waiting.change_run(self.paths, self.state, send, command)
+            return job_watch.ask_coordinator(self.paths, request)
+        send = partial(control.request, request=request)
+        return waiting.change_run(self.paths, self.state, send, f"tfcluster {command} {self.id}")
+
+    def _profile(
+        self, id_: str, begins: Callable[[Mapping[str, Any]], None]
+    ) -> Waiting[dict[str, Any]]:
+        for event in self._events(follow=True):
+            if event is None:
+                yield
+            elif event.get("id") == id_ and event.get("type") == "profile_started":
+                begins(event)
+            elif event.get("id") == id_ and event.get("type") == "profile_finished":
+                return (yield from self._read_profile(event))
+        raise UsageError(f"{self.id} has ended before its profile was complete")
+
+    def _read_profile(self, finished: Mapping[str, Any]) -> Waiting[dict[str, Any]]:
+        """Read the traces of a profile; those of a run in a cluster may still be on the way."""
+        from tfcluster.rundir.step_traces import describe_trace
+
+        folder, until = self.paths.profile(finished["id"]), time.monotonic() + _TRACES_WITHIN_S
+        tasks = []
+        for task, facts in finished["tasks"].items():
+            while (described := describe_trace(folder, facts)) is None:
+                if time.monotonic() > until:
+                    described = {"problem": "its trace is not in the run folder"}
+                    break
+                yield
+            tasks.append({"task": task, **described})
+        return {"profile": finished["id"], "folder": str(folder), "tasks": tasks}
 
     def events(self, *, follow: bool = False) -> Iterator[dict[str, Any]]:
         """Yield the events so far, with `follow` until the run ends; see `events.jsonl`."""

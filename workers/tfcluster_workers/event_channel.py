@@ -1,4 +1,4 @@
-"""Sends a task's events to its agent without delaying the training.
+"""Sends a task's events to its agent without delaying the training, and receives its requests.
 
 Each message is one JSON object of at most 64 KiB, sent over an inherited Unix SOCK_SEQPACKET
 socket. Without a launcher there is no socket, and events are dropped silently.
@@ -84,6 +84,26 @@ class EventChannel:
                 return False
             select.select([], [self._socket], [], remaining_s)
         return True
+
+    def receive(self) -> dict[str, Any] | None:
+        """Return a request of the agent; None if there is none."""
+        sock = self._socket
+        if sock is None or os.getpid() != self._pid:
+            return None
+        try:
+            return dict(json.loads(sock.recv(MAX_MESSAGE, socket.MSG_DONTWAIT)))
+        except (OSError, ValueError):  # usually BlockingIOError; ValueError: the agent is gone
+            return None
+
+    def wait(self) -> bool:
+        """Wait for a request of the agent; return False if none can come any more."""
+        sock = self._socket
+        if sock is None:
+            return False
+        try:
+            return bool(sock.recv(1, socket.MSG_PEEK))
+        except OSError:
+            return False
 
     def share(self, event: Mapping[str, Any], fd: int) -> bool:
         """Send `event` with a descriptor, which the agent keeps; return whether it was sent."""

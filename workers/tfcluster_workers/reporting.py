@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Callable
 
-from tfcluster_workers import chaos, event_channel, last_step, stack_dumps
+from tfcluster_workers import chaos, event_channel, last_step, profiling, stack_dumps
 from tfcluster_workers.step_ends import StepEnds
 from tfcluster_workers.step_parts import StepParts
 
@@ -83,7 +83,8 @@ def ready() -> None:
 def serving() -> None:
     """Report that this task only serves from now on: tfcluster ends it when no task needs it."""
     ready()
-    _send_once("serving")
+    if _send_once("serving"):
+        profiling.serve()
 
 
 def saves_on_sigterm() -> None:
@@ -388,6 +389,7 @@ def step_done(reading: Reading) -> None:
     note_work()
     ends.note(reading.step)
     meter.offer(reading)
+    profiling.at_step(reading.step)
     chaos.at_step(reading.step)
 
 
@@ -408,10 +410,13 @@ def finished() -> None:
 chaos.before_injection(finished)
 
 
-def _send_once(kind: str, **fields: object) -> None:
+def _send_once(kind: str, **fields: object) -> bool:
+    """Send an event unless it was sent before; return whether it was sent now."""
     key = kind + repr(fields)
-    if key not in _sent and event_channel.current().send({"type": kind, **fields}):
-        _sent.add(key)
+    if key in _sent or not event_channel.current().send({"type": kind, **fields}):
+        return False
+    _sent.add(key)
+    return True
 
 
 def _send(kind: str, **fields: Any) -> None:

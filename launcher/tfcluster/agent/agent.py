@@ -75,6 +75,7 @@ class Agent:
             msg.Stop: self._runner.stop,
             msg.Signal: self._runner.signal,
             msg.TakeStacks: self._runner.take_stacks,
+            msg.TraceSteps: self._runner.trace_steps,
             msg.Shutdown: self._shut_down,
             msg.KillAgent: lambda order: os.kill(os.getpid(), signal.SIGKILL),
         }

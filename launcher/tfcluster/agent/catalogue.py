@@ -149,6 +149,22 @@ class TakeStacks(Order):
     """
     tasks: Strings
 
+class TraceSteps(Order):
+    """Have a task trace steps with TensorFlow's profiler; it answers with `Profiled`."""
+    task: str
+    id: str
+    file: str
+    """The path of the trace."""
+    within_s: float
+    """The time in which the trace must begin."""
+    first: int = 0
+    """The trace begins at the end of this step."""
+    steps: int = 0
+    delay_s: float = 0.0
+    """The time until the trace of a task that takes no steps begins."""
+    seconds: float = 0.0
+    """The length of the trace of such a task."""
+
 class Shutdown(Order):
     stays: bool = False
     """True if a warm agent may wait for the next run."""
@@ -544,6 +560,16 @@ class StepParts(TaskReport):
     reduced_bytes: Unsigned = 0
     """The bytes that the task has given to collectives in all entries."""
 
+class Profiled(TaskReport):
+    """The task has written the trace that a `TraceSteps` has asked for, or cannot."""
+    id: Name
+    first: Step | None = None
+    """The first step of the trace; None of a task that takes no steps."""
+    last: Step | None = None
+    seconds: Real = 0.0
+    problem: Line = ""
+    """The reason why there is no trace."""
+
 class AllReduce(TaskReport):
     """The time of one all-reduce between `workers`, for ``tfcluster doctor --deep``."""
     communication: Name
@@ -620,6 +646,6 @@ class TrialEnded(TaskReport):
 
 FOR_PEOPLE = (
     *(Alive, TaskDevices, UnusedGpus, TaskPhase, Progress, StepEnds, StepParts, Note),
-    *(TrainsInChild, Trial, TrialEnded, Wrote),
+    *(TrainsInChild, Trial, TrialEnded, Wrote, Profiled),
 )
 """Reports on which the run does not depend."""

@@ -409,18 +409,18 @@ def submitted(snapshot: RunSnapshot) -> None:
     _scheduler_of(snapshot).make_due(_DECIDES_IN_S)
 
 
-def stacks(paths: RunPaths, tasks: Sequence[str]) -> dict[str, Any]:
-    """Return the stacks of a run's tasks from the coordinator in its job (`Run.stacks`).
+def ask_coordinator(paths: RunPaths, request: Mapping[str, object]) -> Any:
+    """Return the answer of the coordinator in a run's job to a request (`rundir.control`).
 
-    Raises SetupError if the coordinator cannot be reached, and UsageError if no such task runs.
+    Raises SetupError if it cannot be reached, and UsageError if it refuses.
     """
     snapshot = registry.load(paths)
     job = jobs.of_run(snapshot)
     assert job is not None
-    request = json.dumps(control.stacks_request(tasks))
+    text = json.dumps(request)
     try:
-        reply = job.scheduler.ask_coordinator(paths, job.id, request, cluster=job.cluster)
-        return dict(control.answer_of(foreign_json.parse_json_object(reply.encode())))
+        reply = job.scheduler.ask_coordinator(paths, job.id, text, cluster=job.cluster)
+        return control.answer_of(foreign_json.parse_json_object(reply.encode()))
     except (SilentError, ValueError) as error:
         fix = "try again once the scheduler answers"
         raise NodeLostError(f"{snapshot.run} cannot be asked: {error}", fix=fix) from error

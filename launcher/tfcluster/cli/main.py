@@ -36,6 +36,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "attach": "Watch a run from another terminal.",
         "logs": "Show or follow the tasks' output.",
         "stacks": "Show where the tasks of a live run are.",
+        "profile": "Trace steps of a live run, and show where their time goes.",
         "ui": "Show all runs on a web page.",
     },
     "Results": {
@@ -79,6 +80,7 @@ OTHER_WORDS = {
     **dict.fromkeys(("convert", "migrate"), "import"),
     **dict.fromkeys(("follow", "watch", "monitor"), "attach"),
     **dict.fromkeys(("stack", "traceback", "py-spy"), "stacks"),
+    **dict.fromkeys(("trace", "xprof", "profiler"), "profile"),
     **dict.fromkeys(("resize", "grow", "shrink"), "scale-to"),
     **{"version": "--version", "dashboard": "ui", "web": "ui", "docs": "help", "dry-run": "plan"},
 }

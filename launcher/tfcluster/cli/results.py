@@ -183,6 +183,9 @@ def tensorboard(runs: tuple[str, ...], port: int | None, opens: bool) -> None:
             terminal.say_wrapped(f"{paths.run_id} has no TensorBoard files (yet)", "yellow")
     for sentence in job_watch.silences():
         terminal.say_wrapped(sentence, "yellow")
+    has_profiles = any(paths.profiles.exists() for paths in selected)
+    if has_profiles and (advice := tensorboard_server.explain_profiles(python)):
+        terminal.say_wrapped(advice)
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(_serve(terminal, python, [paths.curves for paths in selected], port, opens))
 

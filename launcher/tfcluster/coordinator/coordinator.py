@@ -28,6 +28,7 @@ from tfcluster.coordinator.lost_nodes import LostNodes
 from tfcluster.coordinator.metrics_file import MetricsFile
 from tfcluster.coordinator.startup import Startup
 from tfcluster.coordinator.takeover import leave_if_replaced
+from tfcluster.coordinator.task_profiles import TaskProfiles
 from tfcluster.coordinator.task_stacks import TaskStacks
 from tfcluster.errors import JobEndedError, SetupError, join_first, signal_name
 from tfcluster.node_loss import NodeLoss
@@ -107,7 +108,10 @@ class Coordinator:
         self._attempts = Attempts(
             self._supervisor, self._startup, self._lost_nodes, self._loop, run_gathering
         )
-        run_gathering.use(TaskFolders(plan, self.paths, hub))
+        self._folders = TaskFolders(plan, self.paths, hub)
+        run_gathering.use(self._folders)
+        self._profiles: TaskProfiles | None = None
+        """The profiles, once one was asked for."""
         self.job, self._metrics_file = job, metrics_file
         self._ending: asyncio.Task[Ending | None] | None = None
         """The question why the scheduler ends the job; None until it announces that."""
@@ -174,6 +178,7 @@ class Coordinator:
             get_state=lambda: state_json(self.run_writer.state),
             scale_to=self.scale_to,
             get_stacks=lambda tasks: self._stacks.ask(tasks),
+            profile=self._profile,
         )
         python = self._launch.tensorboard_python
         async with (
@@ -325,6 +330,12 @@ class Coordinator:
         self._hub.send(node, msg.TakeStacks(tasks=[*tasks]))
         self._hub.wake()
 
+    def _profile(self, tasks: Sequence[str], steps: int) -> str:
+        if self._profiles is None:
+            state, gang = self.run_writer.state, self._supervisor.gang
+            self._profiles = TaskProfiles(state, gang, self._hub, self._folders, self._put_event)
+        return self._profiles.begin(tasks, steps, self._background.create_task)
+
     def _now(self) -> float:
         return self._loop.now()
 
@@ -416,6 +427,8 @@ class Coordinator:
         self._supervisor.reported(report, self._now())
         if is_chief and isinstance(report, msg.Saved):
             self._run_gathering.saved(report)
+        if isinstance(report, msg.Profiled) and self._profiles is not None:
+            self._profiles.note(report)
 
     def _with_one_speed(self, event: Event) -> Event:
         """Return progress without a speed if the task takes its steps with the leading one."""
@@ -441,6 +454,8 @@ class Coordinator:
         """
         self._is_closing = True
         try:
+            if self._profiles is not None:
+                await self._loop.run_to_end(self._profiles.end())
             needs_agents = self._run_gathering.needs_agents
             name = self._run_gathering.lost_node
             if name and not self.plan.node(name).capabilities.starts_fresh:

@@ -29,7 +29,7 @@ from tfcluster.plans.plan import Plan, TaskId
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.wire.file_transfer import FilesStalledError, RemoteFiles, RemoteFilesError
 from tfcluster.wire.file_trees import FileToSend, announce
-from tfcluster.wire.remote_source import RemoteSource, is_same, only_grows
+from tfcluster.wire.remote_source import RemoteFolder, RemoteSource, is_same, only_grows
 
 _KEPT_FOR_READERS = 5
 """The number of checkpoints that stay for a slow evaluator, however few the store keeps."""
@@ -337,6 +337,26 @@ class TaskFolders:
                 except OSError as error:  # other files are copied all the same
                     why = f"{entry.path}: {describe_error(error)}"
         return why
+
+    async def fetch_trace(self, task: TaskId, profile: str) -> Path:
+        """Have the run folder hold the trace of a task, and its node no longer; return its path.
+
+        Raises OSError.
+        """
+        site, kept = self._site(task), self._paths.trace(profile, task)
+        if site.is_remote:
+            files, trace = self._hub.files(site.node), site.paths.trace(profile, task)
+            folder = RemoteFolder(files, PurePosixPath(trace.parent), _RATE)
+            entry = next((e for e in await folder.scan() if e.path == trace.name), None)
+            if entry is None:
+                raise FileNotFoundError(f"{trace} is not on {site.node}")
+            await folder.copy(entry, kept)
+            await files.add_files(str(trace.parent), [], removed=[trace.name])
+        return kept
+
+    def trace(self, task: TaskId, profile: str) -> PurePath:
+        """Return the path at which a task writes its trace, on its node."""
+        return self._site(task).paths.trace(profile, task)
 
     def _source(self, node: str, folder: PurePath, rate: float = _RATE) -> RemoteSource:
         return RemoteSource(

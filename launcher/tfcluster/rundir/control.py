@@ -7,6 +7,7 @@ Requests and replies are JSON objects, one a line:
 ``{"op": "status"}``                             the state
 ``{"op": "scale_to", "workers": 2}``             a sentence about it
 ``{"op": "stacks", "tasks": []}``                the stacks of these tasks, or of all
+``{"op": "profile", "tasks": [], "steps": 10}``  the id of the profile, which events tell more of
 anything else                                    ``{"ok": false, "error": …}``
 =============================================  ====================================================
 """
@@ -43,7 +44,7 @@ STACKS_S = 20.0
 
 @dataclass(frozen=True, slots=True)
 class ControlledRun:
-    """The functions of a run that answer requests; the last two raise UsageError."""
+    """The functions of a run that answer requests; the last three raise UsageError."""
 
     stop: Callable[[str, bool], object]
     """Ends the run; gets the reason, and whether to kill the tasks at once."""
@@ -52,6 +53,8 @@ class ControlledRun:
     """Gives the gang this number of workers; returns a sentence about it."""
     get_stacks: Callable[[Sequence[str]], Awaitable[dict[str, Any]]]
     """Returns the stacks of these tasks, or of all."""
+    profile: Callable[[Sequence[str], int], str]
+    """Has these tasks, or all, trace a number of steps; returns the id of the profile."""
 
 
 @contextlib.asynccontextmanager
@@ -142,6 +145,8 @@ async def _reply(line: bytes, run: ControlledRun) -> dict[str, object]:
                 return {"ok": True, "answer": run.scale_to(workers)}
             case {"op": "stacks", "tasks": list(tasks)}:
                 return {"ok": True, "answer": await run.get_stacks(list(map(str, tasks)))}
+            case {"op": "profile", "tasks": list(tasks), "steps": int(steps)}:
+                return {"ok": True, "answer": run.profile(list(map(str, tasks)), steps)}
             case other:
                 raise ValueError(f"unknown op {other.get('op')!r}")
     except UsageError as error:
@@ -172,16 +177,20 @@ def scale_to(path: Path, workers: int) -> str:
     return str(answer_of(ask(path, {"op": "scale_to", "workers": workers}, 10.0)))
 
 
-def stacks(path: Path, tasks: Sequence[str]) -> dict[str, Any]:
-    """Return the stacks of `tasks`, or of all, from the coordinator on `path`.
-
-    Raises UsageError if none runs, and what `read_state` raises.
-    """
-    return dict(answer_of(ask(path, stacks_request(tasks), STACKS_S)))
-
-
 def stacks_request(tasks: Sequence[str]) -> dict[str, object]:
     return {"op": "stacks", "tasks": list(tasks)}
+
+
+def profile_request(tasks: Sequence[str], steps: int) -> dict[str, object]:
+    return {"op": "profile", "tasks": list(tasks), "steps": steps}
+
+
+def request(path: Path, request: Mapping[str, object]) -> Any:
+    """Return the answer of the coordinator on `path` to a request that may take a while.
+
+    Raises UsageError if it refuses, and what `read_state` raises.
+    """
+    return answer_of(ask(path, request, STACKS_S))
 
 
 def answer_of(reply: Mapping[str, Any]) -> Any:

@@ -167,6 +167,25 @@ class PrepareFinished(Event):
     duration_s: float
 
 
+class ProfileStarted(Event):
+    """Tasks trace steps with TensorFlow's profiler (``tfcluster profile``)."""
+
+    id: str
+    tasks: list[str]
+    after: int | None = None
+    """The traces begin after this step; None where tasks do not take their steps together."""
+    steps: int
+
+
+class ProfileFinished(Event):
+    """The traces of a profile are in the run folder, or it is known why they are not."""
+
+    id: str
+    tasks: Mapping[str, Mapping[str, Any]]
+    """Task → ``file``, its name in ``tensorboard/plugins/profile/ID``, ``bytes``, ``seconds``, and
+    the steps ``first`` and ``last`` of one that takes steps; or the ``problem``."""
+
+
 class TensorboardStarted(Event):
     """TensorBoard serves the run's curves on this machine (``up --tensorboard``)."""
 

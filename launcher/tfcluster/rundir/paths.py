@@ -108,6 +108,8 @@ class RunPaths:
     outputs = _InRunFolder("outputs")
     curves = _InRunFolder("tensorboard")
     """The TensorBoard folders of all tasks."""
+    profiles = _InRunFolder("tensorboard/plugins/profile")
+    """A folder for each profile with the traces of all tasks, where TensorBoard looks for them."""
     tuner = _InRunFolder("tuner")
     """The ``TFCLUSTER_TUNER_DIR`` of a tuner job, which all its tasks share."""
 
@@ -149,6 +151,14 @@ class RunPaths:
     def tensorboard(self, task: TaskId) -> Path:
         """Return the ``TFCLUSTER_TENSORBOARD_DIR`` of a local task."""
         return self.curves / task.file_name
+
+    def profile(self, profile: str) -> Path:
+        """Return the folder of one profile."""
+        return self.profiles / profile
+
+    def trace(self, profile: str, task: TaskId) -> Path:
+        """Return the trace of a task; the profile plugin takes the file's name for a host's."""
+        return self.profile(profile) / f"{task.file_name}.xplane.pb"
 
     def has_curves(self) -> bool:
         """Return whether a task has written TensorBoard files."""

@@ -8,12 +8,13 @@ from typing import Any
 
 from tfcluster.errors import join_first, signal_name
 from tfcluster.supervision import log_errors
-from tfcluster.ui.formats import format_bytes, format_duration, format_exit
+from tfcluster.ui.formats import format_bytes, format_duration, format_exit, plural
 from tfcluster.ui.history import (
     format_checkpoint,
     format_gathering,
     format_restart,
     format_resume,
+    format_traced,
     is_slowing,
 )
 from tfcluster.ui.panels import format_trial
@@ -207,6 +208,18 @@ def _run_finished(event: Event) -> str:
     return f"the run ended: {str(event['status']).replace('_', ' ')}{reason}"
 
 
+def _profile_started(event: Event) -> str:
+    return f"profiling {format_traced(event)}"
+
+
+def _profile_finished(event: Event) -> str:
+    traces = [facts for facts in event["tasks"].values() if "problem" not in facts]
+    return (
+        f"profile {event['id']}: {plural(len(traces), 'trace')} of {len(event['tasks'])}"
+        " (`tfcluster profile --last` shows where the time went)"
+    )
+
+
 _Formatter = tuple[str, Callable[[Event], str | None]]
 _FORMATTERS: dict[str, _Formatter] = {
     "run_queued": ("warn", _run_queued),
@@ -217,6 +230,8 @@ _FORMATTERS: dict[str, _Formatter] = {
     "task_exited": ("", _task_exited),
     "task_error": ("bad", _task_error),
     "tensorboard_started": ("live", "TensorBoard: {url}".format_map),
+    "profile_started": ("", _profile_started),
+    "profile_finished": ("", _profile_finished),
     "trial": ("", format_trial),
     "run_stopping": ("warn", _run_stopping),
     "checkpoint_gathered": ("", _checkpoint_gathered),

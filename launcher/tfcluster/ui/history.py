@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from tfcluster.errors import join_first
 from tfcluster.rundir.goodput import Goodput, Part
 from tfcluster.rundir.snapshot import RunSnapshot, TaskSnapshot
 from tfcluster.rundir.states import Status
@@ -148,6 +149,15 @@ def format_stall(stall: Mapping[str, Any] | None, now: float | None) -> str:
         return ""
     since = f" for {format_duration(now - (stall.get('since') or now))}" if now is not None else ""
     return ": ".join(filter(None, [f"no step{since}", stall.get("what")]))
+
+
+def format_traced(event: Mapping[str, Any]) -> str:
+    """Return ``steps 121 to 130 of worker:0, worker:1`` for an event `profile_started`."""
+    tasks, steps, after = join_first(event["tasks"]), event["steps"], event.get("after")
+    if after is None:
+        return f"{plural(steps, 'step')} of {tasks}"
+    which = f"step {after + 1}" if steps == 1 else f"steps {after + 1} to {after + steps}"
+    return f"{which} of {tasks}"
 
 
 def format_stacks(answer: Mapping[str, Any], *, all_threads: bool = False) -> list[str]:

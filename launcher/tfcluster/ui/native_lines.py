@@ -155,6 +155,13 @@ TABLE: Mapping[str, tuple[KnownLine, ...]] = {
             more=rb"\t \[\[.*\]\].*",
         ),
     ),
+    "the profiler": (
+        KnownLine(
+            "profiler_session.cc",
+            rb"Profiler session (?:initializing|started|collecting data|tear down)\.",
+        ),
+        KnownLine("save_profile.cc", rb"Collecting XSpace to repository: "),
+    ),
     "gRPC": (
         KnownLine("fork_posix.cc", rb"Other threads are currently calling into gRPC, ", b"IWE"),
         KnownLine("ev_poll_posix.cc ev_epoll1_linux.cc", rb"FD from fork parent still in ", b"IWE"),

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from tests.integration.jobs.lab import PYTHONS
+from tests.integration.profiled import FIT, check_profile
 from tests.lab.machines import Lab
 
 from .office import Office, Run, until
@@ -199,6 +200,26 @@ def test_a_slow_link_is_named_as_what_makes_the_steps_long(gangs: Gangs) -> None
     # Two workers send each gradient once, and TCP needs some percent more.
     assert window["parts"]["transfer"] == pytest.approx(sent_s, rel=0.3)
     assert window["parts"]["transfer"] / window["seconds"] > 0.7
+
+
+def test_a_profile_has_the_trace_of_every_host(gangs: Gangs) -> None:
+    office, python = gangs.office, PYTHONS["tf215"]
+    spec = office.spec(
+        FIT,
+        name="traced",
+        cluster={"worker": [f"{host.address}:2222" for host in gangs.hosts[:2]]},
+        job={"script": "train.py"},
+        runtime={"hosts": {"*": {"python": str(python)}}},
+    )
+    run = office.up(spec)
+    run.name = "traced"
+    run.wait_for_event("progress", HANG_S)
+    asked = office.start("profile", "traced", "--steps=4", "--json")
+    assert asked.end(HANG_S) == 0, asked.said
+    check_profile(asked.said, run.folder, python, steps=4)
+    stopped = office.start("down", "traced")
+    assert stopped.end(HANG_S) == 0, stopped.said
+    assert run.end(HANG_S) == 143, run.said
 
 
 def tasks(count: int) -> list[str]:

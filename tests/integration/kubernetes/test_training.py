@@ -6,8 +6,10 @@ import json
 from collections.abc import Iterator
 
 import pytest
+from tests.integration.commandline import wait_for
 from tests.integration.jobs.lab import PYTHONS, SPECS
-from tests.integration.live import Live
+from tests.integration.live import InBackground, Live
+from tests.integration.profiled import FIT, check_profile
 
 from .desk import Desk
 
@@ -53,4 +55,24 @@ def test_two_pods_learn_what_two_local_workers_learn(desk: Desk) -> None:
     assert in_pods(desk, python) == pytest.approx(here, abs=1e-4)
     kill = "--chaos=kill worker:1 at step 20"
     assert in_pods(desk, python, kill) == pytest.approx(here, abs=1e-4)
+    assert desk.left() == []
+
+
+def test_a_profile_of_pods_arrives_on_this_machine(desk: Desk) -> None:
+    python = PYTHONS["newest"]
+    desk.shell.script("fit.py", FIT)
+    spec = desk.shell.cwd / "traced.json"
+    made = {"cluster": {"worker": 2}, "job": {"script": "fit.py"}, "runtime": desk.runtime()}
+    spec.write_text(json.dumps({**made, "supervision": {"grace_s": 2}}))
+    run = InBackground(desk.shell, "up", str(spec), f"--python={python}")
+
+    def has_begun() -> bool:
+        status = json.loads(desk.shell.run("status", run.id, "--json").out)
+        return status["tasks"][1]["step"] is not None
+
+    wait_for(has_begun, timeout=HANG_S, what="a step")
+    asked = desk.shell.run("profile", run.id, "--steps", "4", "--json", timeout=HANG_S)
+    assert asked.code == 0, asked.err
+    check_profile(asked.out.decode(), run.folder, python, steps=4)
+    run.down()
     assert desk.left() == []

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 from tests.integration.hosts.office import Run
 from tests.integration.jobs.lab import PYTHONS, SPECS
+from tests.integration.profiled import FIT, check_profile
 
 from .site import Site
 
@@ -36,3 +37,16 @@ def test_a_job_on_two_nodes_learns_what_two_local_workers_learn(site: Site) -> N
     far, here = runs
     assert len(far) >= 2 * 2
     assert far[-2:] == pytest.approx(here[-2:], abs=1e-4)
+
+
+def test_a_profile_of_a_submitted_run_has_the_trace_of_every_node(site: Site) -> None:
+    python = PYTHONS["newest"]
+    spec = site.spec(FIT, job={"script": "train.py"}, supervision={"grace_s": 2})
+    run = site.up(spec, "--backend=slurm", f"--python={python}")
+    run.wait_for_event("progress", HANG_S)
+    asked = site.start("profile", "--steps=4", "--json")
+    assert asked.end(HANG_S) == 0, asked.said
+    check_profile(asked.said, run.folder, python, steps=4)
+    stopped = site.start("down")
+    assert stopped.end(HANG_S) == 0, stopped.said
+    assert run.end(HANG_S) == 143, run.said

@@ -179,6 +179,7 @@ def test_unwritten_progress_is_limited_while_the_disk_is_full(
 def test_only_reports_for_people_have_no_reserved_space() -> None:
     display_only = {"task_phase", "progress", "step_ends", "alive", "note", "trial", "trial_ended"}
     display_only |= {"step_parts", "task_devices", "unused_gpus", "trains_in_child", "wrote"}
+    display_only |= {"profiled"}
     kinds = {report.type for report in TaskReport.__subclasses__()}
     assert {kind.decode() for kind in _DECISIVE} == kinds - display_only
 

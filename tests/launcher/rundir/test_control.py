@@ -34,7 +34,7 @@ def with_server(
 
     async def talk() -> _T:
         run = control.ControlledRun(
-            lambda why, now: stops.append((why, now)), lambda: STATE, Mock(), Mock()
+            lambda why, now: stops.append((why, now)), lambda: STATE, Mock(), Mock(), Mock()
         )
         async with control.serve(path, run):
             return await asyncio.to_thread(ask)
@@ -73,7 +73,7 @@ def test_a_request_for_workers_is_answered_or_refused_with_a_fix(paths: RunPaths
         return f"restarting with {workers} workers"
 
     async def ask(workers: int) -> str:
-        run = control.ControlledRun(lambda why, now: None, lambda: STATE, scale_to, Mock())
+        run = control.ControlledRun(lambda why, now: None, lambda: STATE, scale_to, Mock(), Mock())
         async with control.serve(path, run):
             return await asyncio.to_thread(control.scale_to, path, workers)
 

@@ -49,6 +49,8 @@ _TRAINS = ("waiting_for_peers", "task_ready", "serving", "trains", "progress", "
 """The events by which a process proves that it trains."""
 _CHILD_FAILED = "subprocess.CalledProcessError"
 """The exception of a task that is only the consequence of its child's."""
+_REQUEST = ("id", "file", "first", "steps", "delay_s", "seconds")
+"""The fields of `TraceSteps` that the task gets (`tfcluster_workers.profiling.Request`)."""
 _ENDED_STOPPED_CONTINUED = os.WNOHANG | os.WUNTRACED | os.WCONTINUED
 
 
@@ -215,6 +217,21 @@ class TaskRunner:
                 load=node_load(),
             )
         )
+
+    def trace_steps(self, order: msg.TraceSteps) -> None:
+        """Pass on a request to the process of a task that trains, which looks for it at a step."""
+        task = self._tasks.get(order.task)
+        if task is None or task.usage is not None:
+            return  # its end is the answer
+        source = task.events if task.child is None else task.child.socket
+        request = {name: value for name, value in vars(order).items() if name in _REQUEST}
+        request["until"] = time.monotonic() + order.within_s
+        try:
+            source.send(json.dumps(request).encode(), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+        except OSError as error:
+            why = f"it cannot be asked: {describe_error(error)}"
+            event = {"type": "profiled", "id": order.id, "problem": why}
+            self._report_task_event(task, event)
 
     # -- the clock
 

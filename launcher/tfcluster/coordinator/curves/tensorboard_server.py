@@ -33,6 +33,11 @@ _PROBE: Final = f"""{_WITHOUT_CURRENT_FOLDER}
 from importlib.util import find_spec
 sys.exit(find_spec("tensorboard.main") is None)
 """
+_PLUGIN_PROBE: Final = f"""{_WITHOUT_CURRENT_FOLDER}
+from importlib.util import find_spec
+sys.exit(not (find_spec("xprof") or find_spec("tensorboard_plugin_profile")))
+"""
+"""The plugin is called xprof since 2025."""
 _PROBE_S: Final = 30.0
 _END_S: Final = 5.0
 _KILLED_S: Final = 1.0
@@ -70,6 +75,15 @@ def choose_python(plans: Iterable[Plan]) -> str:
         f"TensorBoard is not installed in {' or '.join(pythons)}",
         fix=f"{pythons[0]} -m pip install tensorboard",
     )
+
+
+def explain_profiles(python: str) -> str:
+    """Return how TensorBoard in this Python is made to show profiles; empty if it does."""
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        command = [python, "-c", _PLUGIN_PROBE]
+        if not subprocess.run(command, capture_output=True, timeout=_PROBE_S).returncode:
+            return ""
+    return f"to see profiles in TensorBoard, install its plugin: {python} -m pip install xprof"
 
 
 @contextlib.contextmanager
