@@ -10,8 +10,8 @@ from statistics import fmean
 from typing import Any, Final
 
 from tfcluster.rundir.step_traces import PARTS
+from tfcluster.ui.formats import format_ms
 from tfcluster.ui.render import Grid, Part
-from tfcluster.ui.scaling_tables import format_ms
 
 _MOST_OPS: Final = 12
 _NAME_CHARACTERS: Final = 56
