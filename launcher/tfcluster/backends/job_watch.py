@@ -44,8 +44,8 @@ _ENDED_ELSEWHERE = (
     "the scheduler has nothing of the run any more: the machine that has started it has fetched its"
     " files, and knows how it ended"
 )
-_REASON = re.compile(r"(tfcluster|slurmstepd|srun|/\S+): |[\w.]*(Error|Exception)\b")
-"""The beginning of a line in which a program says why it ends."""
+_REASON = re.compile(r"(slurmstepd|srun|/\S+): |[\w.]*(Error|Exception)\b")
+"""The beginning of a line in which Slurm, a shell or Python says why it ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,10 +345,12 @@ def _reason(end: JobEnd, paths: RunPaths) -> str | None:
 
 
 def _last_words(paths: RunPaths) -> str:
-    """Return the last line that the coordinator, or the scheduler about it, wrote to its log.
+    """Return why the job's script failed, else the last line that others wrote about it in the log.
 
     What a site's prolog or epilog prints is quoted only where there is no reason.
     """
+    with contextlib.suppress(OSError):
+        return f": {paths.script_failure.read_text(errors='replace').strip()[-300:]}"
     try:
         lines = paths.coordinator_log.read_text(errors="replace").split("\n")
     except OSError:

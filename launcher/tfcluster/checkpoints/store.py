@@ -60,6 +60,8 @@ K = TypeVar("K", "Checkpoint", "Gathered")
 _NOTE = ".tfcluster.json"
 _NOTE_OF_DAMAGED = ".tfcluster-damaged.json"
 """The note of a checkpoint that is set aside: nothing restores it."""
+_KEPT_FOR_EVALUATOR = 5
+"""The number of checkpoints that stay for a slow evaluator, however few the store keeps."""
 _SAVE_COUNTER = re.compile(r"-(\d+)$")
 
 _LOADS = {
@@ -368,6 +370,15 @@ def newest_of_each(held: Sequence[Gathered], *, place: int | None = None) -> tup
     if place is not None and all(g.place != place for g in chosen.values()):
         raise KeyError(place)
     return tuple(gathered for gathered in held if gathered in chosen.values())
+
+
+def kept_for_evaluator(placed: Sequence[Gathered], held: Sequence[Gathered]) -> list[Gathered]:
+    """Return those of `placed`, oldest first, that stay in the folder of an evaluator.
+
+    These are what the store holds, and the newest for an evaluator that still reads one.
+    """
+    kept = {g.checkpoint for g in (*held, *placed[-_KEPT_FOR_EVALUATOR:])}
+    return [gathered for gathered in placed if gathered.checkpoint in kept]
 
 
 def read_store(root: Path) -> tuple[tuple[Gathered, ...], tuple[Damaged, ...]]:

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 _PATIENCE_S = 10.0
 _POLL_S = 0.5
-_KEPT_S = 30 * 86400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +125,7 @@ class Scheduler:
         # Others may name objects of the namespace.
         if not RUN_ID.fullmatch(run_id) or "/" in run_id:
             raise UnknownRunError(f"{run_id!r} is not the id of a run of tfcluster")
-        _remove_old_copies()
+        registry.remove_old_copies()
         if RunPaths.of(run_id).root.exists():
             return Run(RunPaths.of(run_id))
         paths = RunPaths.of_copy(run_id)
@@ -158,16 +157,6 @@ def option_of(paths: RunPaths, backend: str) -> str:
     """Return what commands about a run need besides its name: nothing on the machine that has
     started it."""
     return f" --backend {backend}" if paths.is_copy else ""
-
-
-def _remove_old_copies() -> None:
-    """Remove the copies of runs that no command has shown for `_KEPT_S`."""
-    import shutil
-
-    for folder in RunPaths.of_copy("any").root.parent.glob("*"):
-        with contextlib.suppress(OSError):
-            if time.time() - folder.stat().st_mtime > _KEPT_S:
-                shutil.rmtree(folder)
 
 
 @contextlib.contextmanager

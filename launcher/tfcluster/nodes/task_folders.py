@@ -22,7 +22,12 @@ from tfcluster.agent.error_text import describe_error
 from tfcluster.agent.files import blobs, incoming
 from tfcluster.checkpoints.copying import NOT_AS_GATHERED, Source, SourceChangedError, Stopped, scan
 from tfcluster.checkpoints.recognition import CheckpointKind, Entry
-from tfcluster.checkpoints.store import Gathered, name_checkpoints, newest_of
+from tfcluster.checkpoints.store import (
+    Gathered,
+    kept_for_evaluator,
+    name_checkpoints,
+    newest_of,
+)
 from tfcluster.nodes.hub import Hub
 from tfcluster.nodes.sites import Site
 from tfcluster.plans.plan import Plan, TaskId
@@ -30,9 +35,6 @@ from tfcluster.rundir.paths import RunPaths
 from tfcluster.wire.file_transfer import FilesStalledError, RemoteFiles, RemoteFilesError
 from tfcluster.wire.file_trees import FileToSend, announce
 from tfcluster.wire.remote_source import RemoteFolder, RemoteSource, is_same, only_grows
-
-_KEPT_FOR_READERS = 5
-"""The number of checkpoints that stay for a slow evaluator, however few the store keeps."""
 
 
 def files_to_send(folder: Path, state: Sequence[Gathered]) -> list[FileToSend]:
@@ -198,9 +200,8 @@ class Follower:
         present = await self.target.paths()
         placed = [g for g in self._placed if {e.path for e in g.checkpoint.files} <= present]
         placed += new
-        kept = {g.checkpoint for g in (*held, *placed[-_KEPT_FOR_READERS:])}
-        staying = [g for g in placed if g.checkpoint in kept]
-        dropped = [g for g in placed if g.checkpoint not in kept]
+        staying = kept_for_evaluator(placed, held)
+        dropped = [g for g in placed if g not in staying]
         with tempfile.TemporaryDirectory(
             prefix=".outgoing-", dir=self._beside, ignore_cleanup_errors=True
         ) as folder:

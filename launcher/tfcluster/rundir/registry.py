@@ -84,6 +84,8 @@ _NEW_RUN_S = 60.0
 """The age up to which a folder without a state may belong to a new run; then it is damaged."""
 _ANSWER_S = 2.0
 _COUNT_S = 0.3
+_COPY_KEPT_S = 30 * 86400.0
+"""The time that a copy of another machine's run stays after a command has last shown it."""
 
 
 class DamagedRunError(RunFolderError):
@@ -339,6 +341,16 @@ def delete(paths: RunPaths) -> None:
             f"{paths.root} cannot be deleted: {describe_error(error)}",
             fix=f"`sudo rm -r {shlex.quote(str(paths.root))}` deletes it",
         ) from error
+
+
+def remove_old_copies() -> None:
+    """Remove the copies of other machines' runs that no command has shown for `_COPY_KEPT_S`."""
+    import shutil
+
+    for folder in RunPaths.of_copy("any").root.parent.glob("*"):
+        with contextlib.suppress(OSError):
+            if time.time() - folder.stat().st_mtime > _COPY_KEPT_S:
+                shutil.rmtree(folder)
 
 
 def resolve(run: str | None, *, live_only: bool = False) -> RunPaths:

@@ -212,6 +212,15 @@ def test_the_end_of_a_job_is_recorded_by_whoever_notices(home_dir: Any, fake: Fa
     assert not list((home_dir / "leftovers").iterdir())
 
 
+def test_the_reason_of_a_script_that_failed_is_its_own(home_dir: Any, fake: Fake) -> None:
+    paths = submitted(home_dir, fake)
+    paths.coordinator_log.write_text("/var/slurm_script: line 3: module: command not found\n")
+    paths.script_failure.write_text("tfcluster: runtime.slurm.setup fails: module load x\n")
+    fake.states[paths.run_id] = JobState(JobPhase.OVER)
+    reason = "job 7 was cancelled: tfcluster: runtime.slurm.setup fails: module load x"
+    assert job_watch.load(paths).reason == reason
+
+
 @pytest.mark.parametrize(
     ("status", "code"), [(Status.FAILED, 3), (Status.TIMED_OUT, 4), (Status.INTERRUPTED, 143)]
 )

@@ -27,6 +27,7 @@ from tfcluster.discovery import planning
 from tfcluster.errors import SetupError, SpecError
 from tfcluster.plans.plan import NodePlan
 from tfcluster.preflight import rules
+from tfcluster.rundir.paths import RunPaths
 from tfcluster.spec import HostChoice, PlanOptions
 from tfcluster.spec.sections import Runtime, Slurm
 
@@ -205,7 +206,12 @@ def test_the_users_lines_come_before_the_coordinator_and_may_fail(tmp_path: Path
     assert (done.returncode, done.stdout) == (0, "it's $HOME\n")
     done = run("true", "module load 'no such'")
     assert (done.returncode, done.stdout) == (3, "")
-    assert done.stderr.endswith("tfcluster: runtime.slurm.setup fails: module load 'no such'\n")
+    message = "tfcluster: runtime.slurm.setup fails: module load 'no such'\n"
+    assert done.stderr.endswith(message)
+    failure = RunPaths(tmp_path).script_failure
+    assert failure.read_text() == message
+    run("true")
+    assert not failure.exists(), "the coordinator of a job that was queued again has started"
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from tests.launcher.conftest import MakeRun
 
 from tfcluster.errors import UnknownRunError
 from tfcluster.rundir import registry, run_writer
+from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.registry import ProcessIdentity
 from tfcluster.rundir.states import Status
 
@@ -185,3 +188,15 @@ def test_a_process_whose_name_is_cut_inside_a_character_has_a_start_time() -> No
         process.stdout.readline()
         assert registry.start_of(process.pid) is not None
         process.communicate(b"")
+
+
+def test_a_copy_of_another_machines_run_goes_a_month_after_it_was_last_shown(
+    home_dir: Path,
+) -> None:
+    old, shown = map(RunPaths.of_copy, ("old-20260101-000000-abcd", "new-20260101-000000-abcd"))
+    for paths, days in ((old, 31), (shown, 29)):
+        paths.root.mkdir(parents=True)
+        at = time.time() - days * 86400
+        os.utime(paths.root, (at, at))
+    registry.remove_old_copies()
+    assert [old.root.exists(), shown.root.exists()] == [False, True]

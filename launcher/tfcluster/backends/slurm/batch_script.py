@@ -7,9 +7,11 @@ import os
 import re
 import shlex
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tfcluster.backends.jobs import Submission
+from tfcluster.rundir.paths import RunPaths
 
 if TYPE_CHECKING:
     from tfcluster.spec.sections import Slurm
@@ -27,6 +29,7 @@ if ! [ -f {state} ]; then
         "that login node and nodes share (TFCLUSTER_HOME)" >&2
     exit {code}
 fi
+rm -f {failure}
 trap '' USR1  # Slurm's warning of the end, which may come before the coordinator can handle it
 exec {command}
 """
@@ -34,9 +37,10 @@ exec {command}
 
 def format_script(job: Submission) -> str:
     """Return the script that runs the coordinator of a submitted run."""
-    settings = job.runtime.slurm
+    settings, paths = job.runtime.slurm, RunPaths(job.folder)
     body = _BODY.format(
-        state=shlex.quote(f"{job.folder}/state.json"),
+        state=shlex.quote(str(paths.state)),
+        failure=shlex.quote(str(paths.script_failure)),
         folder=shlex.quote(str(job.folder)),
         code=NOT_SHARED,
         command=shlex.join([os.path.expanduser(settings.python or job.argv[0]), *job.argv[1:]]),
@@ -47,7 +51,7 @@ def format_script(job: Submission) -> str:
         [
             f"{first_line(settings)}\n",
             *(f"#SBATCH {shlex.quote(option)}\n" for option in options),
-            *format_setup(settings),
+            *format_setup(settings, failure=paths.script_failure),
             body,
         ]
     )
@@ -58,11 +62,15 @@ def first_line(settings: Slurm) -> str:
     return "#!/bin/bash -l" if settings.setup else "#!/bin/sh"
 
 
-def format_setup(settings: Slurm) -> Iterator[str]:
-    """Yield the user's lines; one that fails ends the script with a message that names it."""
+def format_setup(settings: Slurm, *, failure: Path | None = None) -> Iterator[str]:
+    """Yield the user's lines; one that fails ends the script with a message that names it.
+
+    `failure`: a file that gets the message, too.
+    """
     for line in settings.setup:
-        failed = shlex.quote(f"tfcluster: runtime.slurm.setup fails: {line}")
-        yield f"{line}\n[ $? = 0 ] || {{ echo {failed} >&2; exit {SETUP_FAILED}; }}\n"
+        say = f"echo {shlex.quote(f'tfcluster: runtime.slurm.setup fails: {line}')}"
+        note = f"{say} >{shlex.quote(str(failure))}; " if failure else ""
+        yield f"{line}\n[ $? = 0 ] || {{ {say} >&2; {note}exit {SETUP_FAILED}; }}\n"
 
 
 def job_options(job: Submission) -> list[str]:

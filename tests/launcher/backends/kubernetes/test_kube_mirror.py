@@ -101,8 +101,8 @@ class Pod:
     def read(self, path: str) -> str:
         return (self.near.root / path).read_text()
 
-    def copy_once(self) -> None:
-        """Copy all that there is now, over one connection."""
+    def copy_once(self, *changes: Callable[[], object]) -> None:
+        """Copy all that there is now, and again after each of `changes`, over one connection."""
 
         async def copy() -> None:
             with self.open() as process:
@@ -111,6 +111,9 @@ class Pod:
                 made = FolderCopy(self.near, there)
                 made.begin(await Mirror(self.near, self)._await_folder(there))
                 await made.update()
+                for change in changes:
+                    change()
+                    await made.update()
 
         asyncio.run(copy())
 
@@ -196,6 +199,18 @@ def test_a_broken_connection_is_resumed_where_it_broke(pod: Pod, mirror: Mirror)
 def events(*numbers: int, word: str) -> str:
     made = (to_line(Warned(message=word), seq=number, time=1.0) for number in numbers)
     return b"".join(made).decode()
+
+
+def test_a_coordinator_that_has_not_recorded_its_job_yet_repeats_no_event(pod: Pod) -> None:
+    pod.near.events.write_text(events(1, 2, 3, word="a"))
+    pod.be("first", 1)
+    pod.write("events.jsonl", events(1, word="a"))
+
+    def record(*numbers: int) -> None:
+        pod.write("events.jsonl", events(*numbers, word="a"), append=True)
+
+    pod.copy_once(lambda: record(2), lambda: record(3, 4))
+    assert pod.read("events.jsonl") == events(1, 2, 3, 4, word="a")
 
 
 def test_another_folder_of_the_run_is_appended_and_its_events_are_renumbered(pod: Pod) -> None:

@@ -246,8 +246,10 @@ class FolderCopy:
     """Path of a file that grows → where its copy begins in the file here, if not at 0."""
     _ahead: int = 0
     """The lines of events that the folder here has before those of the copied one."""
-    _events_at: int | None = None
-    """The bytes of `_EVENTS` whose lines are among the events here."""
+    _events_at: int = 0
+    """The bytes of `_EVENTS` that were read."""
+    _held: int | None = None
+    """The next lines of `_EVENTS` that are among the events here; the submitter may be ahead."""
     _pending: dict[str, Entry] = field(default_factory=dict)
     """The files that were listed and are not copied yet."""
     _state: bytes | None = None
@@ -324,15 +326,16 @@ class FolderCopy:
 
     def _append_events(self, raw: Path) -> None:
         """Append the new whole lines of the copied events, numbered on from those here."""
+        if self._held is None:
+            self._held = self._count_events() - self._ahead
         with raw.open("rb") as file:
-            if self._events_at is None:
-                held = self._count_events() - self._ahead
-                self._events_at = sum(map(len, islice(file, held)))
             file.seek(self._events_at)
             whole, end, _ = file.read().rpartition(b"\n")
         self._events_at += len(whole + end)
+        lines = (whole + end).splitlines(True)
         with self.paths.events.open("ab") as events:
-            events.writelines(_shift(line, self._ahead) for line in (whole + end).splitlines(True))
+            events.writelines(_shift(line, self._ahead) for line in lines[self._held :])
+        self._held = max(0, self._held - len(lines))
 
     def _count_events(self) -> int:
         """Return the lines of events here, without one that a full disk has cut."""
