@@ -330,10 +330,11 @@ def delete(paths: RunPaths) -> None:
 
     latest = paths.root.parent.parent / "latest"
     try:
-        if latest.is_symlink() and latest.resolve() == paths.root.resolve():
-            latest.unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):  # another process removes it, too
+            if latest.is_symlink() and latest.resolve() == paths.root.resolve():
+                latest.unlink()
         while os.path.lexists(paths.root):
-            with contextlib.suppress(FileNotFoundError):  # another process removes it, too
+            with contextlib.suppress(FileNotFoundError):
                 shutil.rmtree(paths.root)
         paths.control_socket.unlink(missing_ok=True)
     except OSError as error:
