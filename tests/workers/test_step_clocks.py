@@ -40,13 +40,15 @@ slow = data.map(lambda value: tf.numpy_function(pause, [value], tf.float32))
 fed = iter(tf.distribute.OneDeviceStrategy("CPU:0").experimental_distribute_dataset(slow))
 tf.function(lambda: next(fed))()
 assert reporting.parts.read_graphs().input_s >= 0.2
+with tf.Graph().as_default():
+    reporting.progress(1)
 """
 
 
 @pytest.mark.tensorflow
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("tensorflow", PYTHONS)
-def test_a_function_that_reads_a_dataset_can_be_saved(
+def test_a_function_that_reads_a_dataset_can_be_saved_and_a_graph_can_be_default(
     boot: Boot, tmp_path: Path, tensorflow: str
 ) -> None:
     (tmp_path / "train.py").write_text(SAVES)

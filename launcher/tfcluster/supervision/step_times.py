@@ -25,10 +25,11 @@ LEAST_STEPS: Final = 3
 MOST_ENTRIES: Final = 400
 """The entries that wait for the other tasks' reports; older ones are dropped."""
 SURE_S: Final = 8.0
-"""The time for which all windows must agree before a verdict is given, or another one."""
+"""The time for which all windows must agree before a verdict is given, or another one.
+One window counts as half of it at most."""
 DOUBTED_S: Final = 20.0
 """The time without a window that agrees after which a verdict is taken back."""
-NAMED_S: Final = 25.0
+NAMED_S: Final = 20.0
 """The time for which the same tasks must be the slowest after others were."""
 
 SLOWER: Final = 1.3
@@ -283,7 +284,9 @@ class StepTimes:
 
     def _judge(self, window: Window, attempt: int) -> Iterator[ev.StepVerdict]:
         verdict, before = judge(window), self._newest
-        seconds, self._newest = max(parts.seconds for parts in window.tasks.values()), verdict
+        self._newest = verdict
+        # One window alone, with the end of an epoch or a checkpoint, must never decide.
+        seconds = min(SURE_S / 2, max(parts.seconds for parts in window.tasks.values()))
         self._agreed_s = seconds + (self._agreed_s if _bound(verdict) == _bound(before) else 0.0)
         self._named_s = seconds + (self._named_s if _key(verdict) == _key(before) else 0.0)
         if self._named_s < min(self._agreed_s, NAMED_S):

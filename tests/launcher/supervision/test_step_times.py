@@ -144,6 +144,14 @@ def test_a_task_that_becomes_the_slowest_is_named_though_it_was_not_the_first() 
     assert (verdict.bound, verdict.causes) == (Bound.INPUT, ("worker:1",))
 
 
+def test_one_slow_callback_at_the_end_of_an_epoch_is_no_verdict() -> None:
+    run = gang(*[Worker(input=0.01, compute=0.05, other=0.02)] * 2, transfer=0.02)
+    run.train(reports=2)
+    run.workers = {task: Worker(callbacks=0.5) for task in run.workers}
+    assert SURE_S < 60 * 0.5
+    assert run.train(reports=1) is None
+
+
 def test_a_verdict_with_which_no_window_agrees_any_more_is_taken_back() -> None:
     run = gang(Worker(input=0.1), Worker(input=0.1))
     run.train(reports=2)

@@ -239,11 +239,13 @@ class _Clock:
 
     def read(self) -> tuple[float, float]:
         """Return the seconds and the bytes so far."""
+        from tensorflow.python.eager.context import eager_mode
         from tensorflow.python.framework import dtypes
         from tensorflow.python.ops import gen_resource_variable_ops as variables
 
-        handles = (self._seconds, self._bytes)
-        seconds, size = (variables.read_variable_op(h, dtypes.float64).numpy() for h in handles)
+        with eager_mode():  # a step may end inside of a `tf.Graph`
+            handles = (self._seconds, self._bytes)
+            seconds, size = (variables.read_variable_op(h, dtypes.float64).numpy() for h in handles)
         return float(seconds), float(size)
 
 
