@@ -212,7 +212,7 @@ def test_the_speed_of_the_network_is_compared_with_the_known_one() -> None:
     assert "0.012 GB/s of the 0.02 GB/s that the simulated network has" in (verdict.message or "")
 
 
-def test_a_lone_throttled_task_is_named_though_it_is_slow_in_collectives() -> None:
+def test_the_only_throttled_task_is_named_though_it_is_slow_in_collectives() -> None:
     run = gang(Worker(), Worker(), transfer=0.08)
     used = {"worker:0": {"throttled": 0.0}, "worker:1": {"throttled": 0.6}}
     run.times.note_usage(ev.Usage(node="local", tasks=used, load=2.5, clock=0.5))
