@@ -91,7 +91,7 @@ def test_reports_follow_each_other_without_a_gap() -> None:
     assert 5 < len(rig.sent) < 20
 
 
-def test_a_new_training_begins_anew_and_other_threads_do_not_count() -> None:
+def test_a_new_training_leaves_out_its_first_step_and_other_threads_do_not_count() -> None:
     rig = Rig()
     for number in range(1, 5):
         rig.now += 1

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable
 from typing import Any, Callable
 
-VARIABLE = "TFCLUSTER_STEP_TIMES"
+VARIABLE = "TFCLUSTER_STEP_ENDS"
 """The variable by which the launcher asks for step times."""
 INTERVAL_S = 0.2
 """Shortest time between two reports."""

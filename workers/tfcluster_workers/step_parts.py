@@ -1,6 +1,6 @@
 """The parts of a task's steps: input, compute, collectives, callbacks, other Python.
 
-The hooks (hooks/step_clocks.py) tell which part the thread that trains begins and leaves; their
+The hooks (hooks/step_clocks.py) report which part the thread that trains begins and leaves; their
 times are exclusive, so that all parts of a step add up to it. What happens inside of a
 `tf.function` is measured there, by timestamps in its graph, and is taken off the function's time.
 docs/guides/slow-steps.md has the errors of these figures.
@@ -57,7 +57,7 @@ class StepParts:
         self._send, self._clock = send, clock
         self.read_graphs: Callable[[], GraphTimes] = GraphTimes
         self.is_on = False
-        """True if the hooks tell the parts."""
+        """True if the hooks report the parts."""
         self._thread: int | None = None
         """The thread that trains: the others' calls do not count."""
         self._part, self._since = OTHER, 0.0
@@ -118,7 +118,7 @@ class StepParts:
             self._end_entry(step)
 
     def restart(self) -> None:
-        """Begin anew with the next step: what comes before it is no part of a step."""
+        """Send what is collected, and leave out the time until the next step ends."""
         self.flush()
         self._thread = None
 

@@ -215,6 +215,7 @@ class _Changes:
                 f"a pause of {event.delay_s:.2g} s before attempt {event.attempt}"
             )
         for task in self.state.tasks:
+            task.step_parts = {}  # also of one that a smaller gang leaves out
             stays = task.task.startswith("evaluator") and task.state != "lost"
             if event.members is not None and task.task not in event.members:
                 # It was among them in an earlier event of this restart, before its node was gone.

@@ -22,7 +22,7 @@ from tfcluster.spec import UNCHANGED, LaunchOptions, PlanOptions
 if TYPE_CHECKING:
     from tfcluster.spec.model import ClusterSpec
 
-STEP_TIMES: Final = "TFCLUSTER_STEP_TIMES"
+STEP_ENDS: Final = "TFCLUSTER_STEP_ENDS"
 """The variable that makes a task report each step; the same as in `tfcluster_workers`."""
 WARM_UP_STEPS: Final = 3
 WARM_UP_S: Final = 1.0
@@ -124,7 +124,7 @@ def _sets(
         f"cluster={json.dumps({'worker': workers})}",
         "runtime.backend=simulated",
         f"runtime.network={json.dumps(network)}",
-        f"job.env.{STEP_TIMES}=1",
+        f"job.env.{STEP_ENDS}=1",
         "supervision.max_restarts=0",
         "checkpoints.gather=false",
     ]

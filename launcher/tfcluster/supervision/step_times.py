@@ -22,10 +22,15 @@ from tfcluster.rundir import events as ev
 WINDOW_S: Final = 1.0
 """The least time of the steps that one event describes; tasks report every five seconds."""
 LEAST_STEPS: Final = 3
-MOST_ENTRIES: Final = 1000
+MOST_ENTRIES: Final = 400
 """The entries that wait for the other tasks' reports; older ones are dropped."""
 SURE_S: Final = 8.0
-"""The time for which all windows must agree before a verdict is given, or taken back."""
+"""The time for which all windows must agree before a verdict is given, or another one.
+One window counts as half of it at most."""
+DOUBTED_S: Final = 20.0
+"""The time without a window that agrees after which a verdict is taken back."""
+NAMED_S: Final = 20.0
+"""The time for which the same tasks must be the slowest after others were."""
 
 SLOWER: Final = 1.3
 """A straggler needs so many times the median of the others' own time."""
@@ -213,9 +218,13 @@ class StepTimes:
     """True if the tasks are on several nodes."""
     _reported: dict[str, _Reported] = field(default_factory=dict)
     _newest: StepVerdict | None = None
-    """The verdict of the last window, and of all windows of the last `_agreed_s` seconds."""
+    """The verdict of the last window; all have had its bound for `_agreed_s` seconds, and its
+    causes for `_named_s`."""
     _agreed_s: float = 0.0
+    _named_s: float = 0.0
     given: StepVerdict | None = None
+    _doubted_s: float = 0.0
+    """The seconds of the windows since the last one with the bound of `given`."""
     _conditions: dict[str, Conditions] = field(default_factory=dict)
     """Task → what was last reported about its node and its quota."""
 
@@ -254,7 +263,7 @@ class StepTimes:
         """Remove and return the steps that all tasks have reported, if they last long enough."""
         reported = [self._reported.get(task) for task in together]
         all_of_them = [each for each in reported if each is not None]
-        if len(all_of_them) < len(together):
+        if len(all_of_them) < len(together) or not all(each.entries for each in all_of_them):
             return None
         common = sorted(set.intersection(*({*each.ends} for each in all_of_them)))
         if len(common) < 2:
@@ -274,16 +283,20 @@ class StepTimes:
         )
 
     def _judge(self, window: Window, attempt: int) -> Iterator[ev.StepVerdict]:
-        verdict = judge(window)
-        if _bound(verdict) != _bound(self._newest):
-            self._agreed_s = 0.0
-        elif verdict is not None and self._newest is not None and verdict.causes:
-            is_another = {*verdict.causes}.isdisjoint(self._newest.causes)
-            if is_another:  # of tasks that all wait for input, any one may be the last
-                verdict = judge(window, names_tasks=False)
+        verdict, before = judge(window), self._newest
         self._newest = verdict
-        self._agreed_s += max(parts.seconds for parts in window.tasks.values())
-        if self._agreed_s >= SURE_S and _key(verdict) != _key(self.given):
+        # One window alone, with the end of an epoch or a checkpoint, must never decide.
+        seconds = min(SURE_S / 2, max(parts.seconds for parts in window.tasks.values()))
+        self._agreed_s = seconds + (self._agreed_s if _bound(verdict) == _bound(before) else 0.0)
+        self._named_s = seconds + (self._named_s if _key(verdict) == _key(before) else 0.0)
+        if self._named_s < min(self._agreed_s, NAMED_S):
+            # Of tasks that all wait for input, any one may be the last.
+            verdict = judge(window, names_tasks=False)
+        is_doubted = _bound(verdict) != _bound(self.given)
+        self._doubted_s = self._doubted_s + seconds if is_doubted else 0.0
+        if self._agreed_s < SURE_S:
+            verdict = self.given if self._doubted_s < DOUBTED_S else None
+        if _key(verdict) != _key(self.given):
             self.given = verdict
             yield _event(verdict, attempt)
 
@@ -354,8 +367,12 @@ def judge(window: Window, *, names_tasks: bool = True) -> StepVerdict | None:
 
     `names_tasks`: whether one task may be named as the one that all others wait for.
     """
-    slowest = window.throttled or max(window.tasks, key=lambda task: window.tasks[task].own)
+    slowest, throttled = max(window.tasks, key=lambda task: window.tasks[task].own), None
+    if window.throttled and window.tasks[slowest].own < SLOWER * window.tasks[window.throttled].own:
+        slowest = throttled = window.throttled
     parts, others = window.tasks[slowest], [p for t, p in window.tasks.items() if t != slowest]
+    if parts.seconds <= 0:
+        return None
     shares = {
         Bound.INPUT: parts.input / parts.seconds,
         Bound.PYTHON: parts.python / parts.seconds,
@@ -365,7 +382,7 @@ def judge(window: Window, *, names_tasks: bool = True) -> StepVerdict | None:
     usual = Parts.median(others) if others else parts
     is_alone = parts.own >= SLOWER * usual.own
     is_alone = is_alone and parts.own - usual.own >= NOTICEABLE * parts.seconds
-    if window.throttled is not None:
+    if throttled is not None:
         return _explain(window, Bound.STRAGGLER, (slowest,), parts, usual)
     tasks = (slowest,) if is_alone and names_tasks else ()
     if shares[Bound.INPUT] >= max(WAITS_FOR_INPUT, shares[Bound.PYTHON]):
@@ -404,17 +421,25 @@ def _explain(
         seconds = parts.callbacks if in_callbacks else parts.other
         message = f"Python-bound: {where} {part(seconds)} in {who}"
     elif bound is Bound.STRAGGLER:
-        times = f" {parts.own / usual.own:.1f} times" if usual.own else ""
-        own_s, usual_s = parts.own / window.steps, usual.own / window.steps
-        message = (
-            f"straggler: {who} takes{times} as long as the others for its own part of a step"
-            f" ({_ms(own_s)}, they {_ms(usual_s)})"
-        )
-        if about := window.conditions.get(who, Conditions()).describe():
-            message += f"; {about}"
+        message = f"straggler: {'; '.join(_describe_straggler(window, who, parts, usual))}"
     else:
         message = f"compute-bound: computing takes {part(parts.compute)}"
     return StepVerdict(bound, tasks, message, _FIXES[bound])
+
+
+def _describe_straggler(window: Window, task: str, parts: Parts, usual: Parts) -> Iterator[str]:
+    """Yield how slow a task is, unless a quota only stops it in collectives, and why."""
+    if parts.own >= SLOWER * usual.own:
+        times = f" {parts.own / usual.own:.1f} times" if usual.own else ""
+        own_s, usual_s = parts.own / window.steps, usual.own / window.steps
+        yield (
+            f"{task} takes{times} as long as the others for its own part of a step"
+            f" ({_ms(own_s)}, they {_ms(usual_s)})"
+        )
+    else:
+        yield f"{task} is not much slower than the others in its own part of a step"
+    if about := window.conditions.get(task, Conditions()).describe():
+        yield about
 
 
 def _transfer_rate(window: Window) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from tfcluster.errors import join_first
+from tfcluster.rundir.figures import moves
 from tfcluster.rundir.goodput import Goodput, Part
 from tfcluster.rundir.snapshot import RunSnapshot, TaskSnapshot
 from tfcluster.rundir.states import Status
@@ -247,15 +248,16 @@ def format_short_reason(snapshot: RunSnapshot, now: float | None = None) -> str:
         reason = f"{root.get('task')}: {root.get('reason', '')}"
     if not reason:
         reason = next(iter(snapshot.alerts.values()), "")
-    if not reason and not snapshot.status.is_final:
+    if not reason:
         reason = (slowing_verdict(snapshot) or {}).get("message", "")
     return reason.partition("\n")[0]
 
 
 def slowing_verdict(snapshot: RunSnapshot) -> Mapping[str, Any] | None:
-    """Return the verdict on the steps if it names something that makes them slow, else None."""
+    """Return the verdict if it names what makes the steps slow, and steps are taken, else None."""
     verdict = snapshot.step_verdict
-    return verdict if verdict is not None and is_slowing(verdict) else None
+    is_slow = verdict is not None and is_slowing(verdict)
+    return verdict if is_slow and moves(snapshot) else None
 
 
 def is_slowing(verdict: Mapping[str, Any]) -> bool:

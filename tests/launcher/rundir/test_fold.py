@@ -284,6 +284,20 @@ def test_a_run_that_goes_on_has_no_task_and_no_node_of_its_former_start(
     assert tasks(state)["worker:0"] == "starting"
 
 
+def test_a_restart_forgets_the_parts_of_steps_also_of_a_task_that_it_leaves_out(
+    state: RunSnapshot, paths: RunPaths
+) -> None:
+    parts = {"input": 0.5, "waiting": 0.0}
+    measured = ev.StepTimes(task="worker:1", attempt=1, step=9, steps=5, seconds=0.5, parts=parts)
+    verdict = ev.StepVerdict(attempt=1, bound="input", causes=("worker:1",), message="slow")
+    replay(state, paths, [*STARTED, measured, verdict])
+    assert state.task("worker:1").step_parts == {"input": 0.1, "waiting": 0.0}
+    assert state.step_verdict is not None
+    smaller = ev.Restarting(attempt=2, of=3, reason="worker:1: killed", members=("worker:0",))
+    after = replay(state, paths, [smaller])
+    assert (after.task("worker:1").step_parts, after.step_verdict) == ({}, None)
+
+
 def test_a_stalled_run_has_no_speed_until_the_next_step(
     state: RunSnapshot, paths: RunPaths
 ) -> None:

@@ -132,6 +132,49 @@ def test_tasks_that_take_turns_in_being_last_are_not_named() -> None:
     assert (verdict.bound, verdict.causes) == (Bound.INPUT, ())
 
 
+def test_a_task_that_becomes_the_slowest_is_named_though_it_was_not_the_first() -> None:
+    run = gang(Worker(input=0.1), Worker())
+    run.train(reports=1)
+    run.workers = {"worker:0": Worker(), "worker:1": Worker(input=0.1)}
+    verdict = run.train(reports=1)
+    assert verdict is not None
+    assert (verdict.bound, verdict.causes) == (Bound.INPUT, ())
+    verdict = run.train(reports=4)
+    assert verdict is not None
+    assert (verdict.bound, verdict.causes) == (Bound.INPUT, ("worker:1",))
+
+
+def test_one_slow_callback_at_the_end_of_an_epoch_is_no_verdict() -> None:
+    run = gang(*[Worker(input=0.01, compute=0.05, other=0.02)] * 2, transfer=0.02)
+    run.train(reports=2)
+    run.workers = {task: Worker(callbacks=0.5) for task in run.workers}
+    assert SURE_S < 60 * 0.5
+    assert run.train(reports=1) is None
+
+
+def test_a_verdict_with_which_no_window_agrees_any_more_is_taken_back() -> None:
+    run = gang(Worker(input=0.1), Worker(input=0.1))
+    run.train(reports=2)
+    for turn in range(8):  # never the same long enough for another verdict
+        parts = {"other": 0.1} if turn % 2 else {"compute": 0.2}
+        run.workers = {task: Worker(**parts) for task in run.workers}
+        verdict = run.train(reports=1, steps=30)
+    assert verdict is not None
+    assert verdict.bound is None
+
+
+def test_reports_without_any_time_give_no_verdict() -> None:
+    times, none = StepTimes(), [0.0]
+    for task, collective_s in (("worker:0", 0.0), ("worker:1", 9.0)):
+        report = msg.StepParts(
+            task=task, attempt=1, after=1, steps=[9], seconds=none, input_s=none, compute_s=none,
+            collective_s=[collective_s], callbacks_s=none,
+        )  # fmt: skip
+        events = list(times.note(report, ["worker:0", "worker:1"]))
+    assert not any(isinstance(event, ev.StepVerdict) for event in events)
+    assert len(events) == 2
+
+
 def test_entries_of_different_lengths_and_lost_reports_meet_at_common_steps() -> None:
     run = gang(Worker(input=0.02), Worker(compute=0.06))
     run.report("worker:0", 64, stride=2)
@@ -169,7 +212,7 @@ def test_the_speed_of_the_network_is_compared_with_the_known_one() -> None:
     assert "0.012 GB/s of the 0.02 GB/s that the simulated network has" in (verdict.message or "")
 
 
-def test_a_lone_throttled_task_is_named_though_it_is_slow_in_collectives() -> None:
+def test_the_only_throttled_task_is_named_though_it_is_slow_in_collectives() -> None:
     run = gang(Worker(), Worker(), transfer=0.08)
     used = {"worker:0": {"throttled": 0.0}, "worker:1": {"throttled": 0.6}}
     run.times.note_usage(ev.Usage(node="local", tasks=used, load=2.5, clock=0.5))
@@ -178,6 +221,16 @@ def test_a_lone_throttled_task_is_named_though_it_is_slow_in_collectives() -> No
     assert (verdict.bound, verdict.causes) == (Bound.STRAGGLER, ("worker:1",))
     assert "a CPU quota stops it 60% of the time" in (verdict.message or "")
     assert "its node's clock is at 50%" in (verdict.message or "")
+    assert "times as long" not in (verdict.message or "")
+
+
+def test_a_throttled_task_is_not_blamed_for_another_one_that_is_slower() -> None:
+    run = gang(Worker(other=0.1), Worker())
+    used = {"worker:0": {"throttled": 0.0}, "worker:1": {"throttled": 0.6}}
+    run.times.note_usage(ev.Usage(node="local", tasks=used))
+    verdict = run.train()
+    assert verdict is not None
+    assert (verdict.bound, verdict.causes) == (Bound.PYTHON, ("worker:0",))
 
 
 def test_one_machine_has_no_network_to_blame() -> None:

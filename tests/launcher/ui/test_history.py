@@ -179,3 +179,12 @@ def test_the_summary_says_where_the_time_went_and_what_a_restart_cost(paths: Run
     assert "goodput" not in dict(history.list_facts(run, has_timeline=True))
     for unknown in (None, Goodput(since=50.0, until=60.0)):
         assert "goodput" not in dict(history.list_facts(replace(run, goodput=unknown)))
+
+
+def test_a_verdict_on_the_steps_is_no_reason_while_no_steps_are_taken() -> None:
+    run = snapshot()
+    run.diagnosis = None
+    run.step_verdict = {"bound": "input", "message": "input-bound: worker:1 waits"}
+    assert history.slowing_verdict(run) == run.step_verdict
+    for status in (Status.STALLED, Status.SUSPENDED, Status.SUCCEEDED):
+        assert history.slowing_verdict(replace(run, status=status)) is None

@@ -163,6 +163,7 @@ _HOOKS: dict[str, tuple[tuple[str, str], ...]] = {
     "tensorflow.python.distribute.input_lib": (
         ("hooks.first_batches", "watch_distributed"),
         ("hooks.double_sharding", "watch_distributed"),
+        ("hooks.step_clocks", "watch_distributed_iterators"),
     ),
     "jax._src.api": (("hooks.training_facts", "watch_jax"),),
     "jax._src.distributed": (("hooks.training_facts", "watch_jax_distributed"),),

@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from tfcluster_workers import chaos, context, doubts, reporting, step_parts
-from tfcluster_workers.hooks import devices, save_hooks, training_facts
+from tfcluster_workers.hooks import devices, save_hooks, step_clocks, training_facts
 from tfcluster_workers.hooks.replacing import replaces
 
 KERAS_DEFAULT = 32
@@ -144,7 +144,8 @@ def watch_fit(module: ModuleType) -> None:
         _fitting.batch_size = _global_batch(signature, self, args, kwargs)
         doubts.fit_begins()
         try:
-            result = stock(self, *args, **kwargs)
+            with step_clocks.never_saved():
+                result = stock(self, *args, **kwargs)
         except BaseException as error:
             doubts.fit_ends(error)
             raise

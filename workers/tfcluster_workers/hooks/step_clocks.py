@@ -1,16 +1,20 @@
 """Measures the parts of a step: in Python, and by timestamps in the graphs of `tf.function`s.
 
 Keras's `fit` takes its batch inside of the function that trains, and gradients are summed there, so
-Python sees neither. Each iterator's GetNext, and each all-reduce of a MultiWorkerMirroredStrategy,
-gets a timestamp before and after it; their difference is added to a variable that
-`StepParts.note` reads. The timestamp before an all-reduce waits for all gradients, so what
-overlaps with computing them does not count.
+Python sees neither. Each GetNext, and each all-reduce of a MultiWorkerMirroredStrategy, gets a
+timestamp before and after it; their difference is added to a variable that `StepParts.note`
+reads. The timestamp before an all-reduce waits for all gradients, so what overlaps with computing
+them does not count.
+
+A SavedModel cannot hold these variables. So a GetNext counts only in functions that TensorFlow does
+not save anyway: those of Keras's `fit`, and those with the iterator of a distributed dataset.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import Any, Callable
 
@@ -19,6 +23,8 @@ from tfcluster_workers.hooks.replacing import replaces
 from tfcluster_workers.step_parts import GraphTimes
 
 _lock = threading.Lock()
+_tracing = threading.local()
+"""`is_never_saved`: whether the functions that this thread traces are in no SavedModel."""
 _clocks: dict[str, _Clock] = {}
 """Part → its clock in the graphs."""
 
@@ -59,6 +65,31 @@ def watch_tracing(module: ModuleType) -> None:
             return stock(*args, **kwargs)
 
 
+@contextlib.contextmanager
+def never_saved() -> Iterator[None]:
+    """Measure the input of functions that are traced inside, as no SavedModel will have them."""
+    before = getattr(_tracing, "is_never_saved", False)
+    _tracing.is_never_saved = True
+    try:
+        yield
+    finally:
+        _tracing.is_never_saved = before
+
+
+def watch_distributed_iterators(module: ModuleType) -> None:
+    """Watch the iterators of distributed datasets (input_lib), which have one of each worker."""
+    iterator = vars(module)["_SingleWorkerDatasetIteratorBase"]
+    for name in ("get_next", "get_next_as_list", "get_next_as_optional_list"):
+        _watch_distributed(iterator, name)
+
+
+def _watch_distributed(iterator: Any, name: str) -> None:
+    @replaces(iterator, name)
+    def get_next(stock: Any, *args: Any, **kwargs: Any) -> Any:
+        with never_saved():
+            return stock(*args, **kwargs)
+
+
 def watch_iterators(module: ModuleType) -> None:
     """Watch the iterators of datasets (iterator_ops), in Python and in graphs."""
     for name in ("_next_internal", "get_next_as_optional"):
@@ -68,7 +99,11 @@ def watch_iterators(module: ModuleType) -> None:
 def _watch_next(iterator: Any, name: str) -> None:
     @replaces(iterator, name)
     def get_next(stock: Any, self: Any) -> Any:
+        from tensorflow.python.eager.context import executing_eagerly
         from tensorflow.python.util import nest
+
+        if not (executing_eagerly() or getattr(_tracing, "is_never_saved", False)):
+            return stock(self)
 
         def components(element: Any) -> list[Any]:
             variant = getattr(element, "_variant_tensor", None)  # of an Optional
@@ -147,7 +182,8 @@ def _begin(part: str, inputs: Sequence[Any]) -> tuple[Any, _Clock] | None:
     is_function = graph.building_function and ops.executing_eagerly_outside_functions()
     strategy = type(distribute_lib.get_strategy().extended).__name__
     if (
-        not is_function
+        not reporting.parts.is_on
+        or not is_function
         or strategy not in _LOCAL
         or control_flow_util.GraphOrParentsInXlaContext(graph)
     ):
@@ -203,11 +239,13 @@ class _Clock:
 
     def read(self) -> tuple[float, float]:
         """Return the seconds and the bytes so far."""
+        from tensorflow.python.eager.context import eager_mode
         from tensorflow.python.framework import dtypes
         from tensorflow.python.ops import gen_resource_variable_ops as variables
 
-        handles = (self._seconds, self._bytes)
-        seconds, size = (variables.read_variable_op(h, dtypes.float64).numpy() for h in handles)
+        with eager_mode():  # a step may end inside of a `tf.Graph`
+            handles = (self._seconds, self._bytes)
+            seconds, size = (variables.read_variable_op(h, dtypes.float64).numpy() for h in handles)
         return float(seconds), float(size)
 
 

@@ -33,7 +33,6 @@ _SHARE = 2000
 of processes or tasks they are further apart."""
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _TICKS = os.sysconf("SC_CLK_TCK")
-_HIGHEST = "cpuinfo_max_freq"
 _START, _RSS = 19, 21
 """Two of the fields after the process's name (proc(5) counts from 1, with two before these)."""
 
@@ -170,8 +169,14 @@ def _memory_stall(path: str = "/proc/pressure/memory") -> float | None:
 
 def _clock(folder: str = "/sys/devices/system/cpu/cpu0/cpufreq") -> float | None:
     """Return the first core's clock as a part of its highest."""
-    now, highest = (read_bytes(f"{folder}/{name}") for name in ("scaling_cur_freq", _HIGHEST))
-    return round(int(now) / int(highest), 3) if now.strip() and int(highest or 0) else None
+    names = ("scaling_cur_freq", "cpuinfo_max_freq")
+    now, highest = (read_bytes(f"{folder}/{name}").strip() for name in names)
+    # A driver that does not know the clock writes 0 or a word.
+    return (
+        round(int(now) / int(highest), 3)
+        if now.isdigit() and highest.isdigit() and int(highest)
+        else None
+    )
 
 
 def _throttled_s(pid: int, proc: str) -> float | None:

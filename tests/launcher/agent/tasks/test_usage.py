@@ -18,7 +18,7 @@ from tests.launcher.agent.conftest import Rig, wait_until
 
 from tfcluster.agent.node.gpu_meter import GpuMeter
 from tfcluster.agent.tasks.task import Task
-from tfcluster.agent.tasks.usage_meter import UsageMeter
+from tfcluster.agent.tasks.usage_meter import UsageMeter, _clock
 
 TICKS = os.sysconf("SC_CLK_TCK")
 MEGABYTE = 1 << 20
@@ -290,3 +290,15 @@ def test_a_library_that_cannot_be_loaded_leaves_the_gpus_unknown(tmp_path: Path)
     meter.ask()
     assert meter.pid == 0
     assert meter.use_of("0") == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("now", "highest", "clock"),
+    [("1400000\n", "2800000\n", 0.5), ("<unknown>\n", "2800000\n", None), ("7\n", "0\n", None)],
+)
+def test_a_clock_that_the_driver_does_not_know_is_left_out(
+    tmp_path: Path, now: str, highest: str, clock: float | None
+) -> None:
+    (tmp_path / "scaling_cur_freq").write_text(now)
+    (tmp_path / "cpuinfo_max_freq").write_text(highest)
+    assert _clock(str(tmp_path)) == clock
