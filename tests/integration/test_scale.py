@@ -1,4 +1,4 @@
-"""`tfcluster scale` measures real TensorFlow on simulated networks, and leaves nothing behind."""
+"""`tfcluster scale` measures real TensorFlow, here or on simulated networks, and leaves nothing."""
 
 from __future__ import annotations
 
@@ -47,6 +47,29 @@ def test_a_slower_network_has_longer_steps_and_nothing_is_left(shell: CommandLin
     assert {"compute_s", "latency_s", "effective_bits", "spread"} <= study["fits"]["AUTO"].keys()
     assert "cell 3 of 3: 2 workers, AUTO at " in done.err
     assert "Predicted for hosts" in (shell.cwd / "page.html").read_text()
+    assert not list(shell.home.glob("runs/*"))
+
+
+def test_the_real_cluster_is_measured_without_rates(shell: CommandLine) -> None:
+    done = shell.run(
+        *("scale", str(SPEC), "--json", "--steps", "20", "-o", "page.html"),
+        *(f"--python={sys.executable}", "--", "--steps", "1000000", "--compute-ms", "20"),
+        timeout=380,
+    )
+    assert done.code == 0, done.err[-4000:]
+    study = json.loads(done.out)
+    assert (study["backend"], study["is_simulated"], study["fits"]) == ("local", False, {})
+    alone, both = study["cells"]
+    assert (alone["workers"], alone["efficiency"], alone["step_s"] >= 0.02) == (1, 1.0, True)
+    assert [cell["communication"] for cell in study["cells"]] == [None, None]
+    assert (both["workers"], both["nodes"], both["rate"], both["steps"] >= 20) == (
+        *(2, ["local"], None, True),
+    )
+    # Each worker has one example in a step.
+    assert both["examples_per_second"] == pytest.approx(2 / both["step_s"])
+    assert both["efficiency"] == pytest.approx(alone["step_s"] / both["step_s"])
+    assert "cell 2 of 2: 2 workers;" in done.err
+    assert "Measured on local: " in (shell.cwd / "page.html").read_text()
     assert not list(shell.home.glob("runs/*"))
 
 

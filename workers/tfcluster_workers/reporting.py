@@ -540,4 +540,4 @@ def _read_metrics(reading: Reading) -> dict[str, float]:
 meter = ProgressMeter(lambda event: event_channel.current().offer(event))
 
 
-times = StepTimes(lambda **its: event_channel.current().offer({"type": "step_times", **its}))
+times = StepTimes(lambda **its: event_channel.current().offer({"type": "step_ends", **its}))

@@ -510,7 +510,7 @@ class Progress(TaskReport, Event):
     examples_per_second: float | None = None
     mean_examples_per_second: float | None = None
 
-class StepTimes(TaskReport, Event):
+class StepEnds(TaskReport, Event):
     """The ends of `steps` on CLOCK_MONOTONIC, and the processor time; for `tfcluster scale`."""
     steps: list[Step]
     times: list[Real]
@@ -593,7 +593,7 @@ class TrialEnded(TaskReport):
     message: Line | None = None
 
 FOR_PEOPLE = (
-    *(Alive, TaskDevices, UnusedGpus, TaskPhase, Progress, StepTimes, Note, TrainsInChild),
+    *(Alive, TaskDevices, UnusedGpus, TaskPhase, Progress, StepEnds, Note, TrainsInChild),
     *(Trial, TrialEnded, Wrote),
 )
 """Reports on which the run does not depend."""

@@ -15,7 +15,7 @@ from tfcluster.agent.catalogue import (
     LogLost,
     PortsHeld,
     Progress,
-    StepTimes,
+    StepEnds,
     TaskDevices,
     TaskError,
     TaskExited,
@@ -32,7 +32,7 @@ from tfcluster.node_loss import LossNature
 # What an agent or a task reports is declared once, in the catalogue of messages.
 # fmt: off
 __all__ = [
-    "ChaosInjected", "Event", "LogLost", "PortsHeld", "Progress", "StepTimes",
+    "ChaosInjected", "Event", "LogLost", "PortsHeld", "Progress", "StepEnds",
     "TaskDevices", "TaskError", "TaskExited", "TaskFrozen", "TaskPhase", "TaskReady",
     "TaskStarted", "TaskThawed", "Trial",
 ]

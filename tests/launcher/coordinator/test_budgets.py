@@ -177,7 +177,7 @@ def test_unwritten_progress_is_limited_while_the_disk_is_full(
 
 
 def test_only_reports_for_people_have_no_reserved_space() -> None:
-    display_only = {"task_phase", "progress", "step_times", "alive", "note", "trial", "trial_ended"}
+    display_only = {"task_phase", "progress", "step_ends", "alive", "note", "trial", "trial_ended"}
     display_only |= {"task_devices", "unused_gpus", "trains_in_child", "wrote"}
     kinds = {report.type for report in TaskReport.__subclasses__()}
     assert {kind.decode() for kind in _DECISIVE} == kinds - display_only
@@ -186,6 +186,6 @@ def test_only_reports_for_people_have_no_reserved_space() -> None:
 def test_a_needed_report_is_accepted_when_other_reports_are_dropped() -> None:
     reports = ReportBudget(0.0)
     for _ in range(2000):
-        reports.take(b'{"type": "progress", "step_times"}', 0.0, backlog=0)
+        reports.take(b'{"type": "progress", "step_ends"}', 0.0, backlog=0)
     assert reports.dropped > 0
     assert reports.take(b'{"type": "serving"}', 0.0, backlog=0)
