@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import sys
 import time
@@ -52,24 +53,28 @@ def test_a_slower_network_has_longer_steps_and_nothing_is_left(shell: CommandLin
 
 def test_the_real_cluster_is_measured_without_rates(shell: CommandLine) -> None:
     done = shell.run(
-        *("scale", str(SPEC), "--json", "--steps", "20", "-o", "page.html"),
+        *("scale", str(SPEC), "--steps", "20", "-o", "page.html"),
         *(f"--python={sys.executable}", "--", "--steps", "1000000", "--compute-ms", "20"),
         timeout=380,
     )
     assert done.code == 0, done.err[-4000:]
-    study = json.loads(done.out)
+    assert "cell 2 of 2: 2 workers;" in done.err
+    printed = done.out.decode()
+    assert unprinted("guides/scaling-study.md", "a step consists of", printed) == []
+    page = (shell.cwd / "page.html").read_text()
+    assert "local: " in page
+    data = re.search(r'<script id="data"[^>]*>(.*?)</script>', page, re.DOTALL)
+    assert data is not None
+    study = json.loads(data[1])["study"]
     assert (study["backend"], study["is_simulated"], study["fits"]) == ("local", False, {})
     alone, both = study["cells"]
-    assert (alone["workers"], alone["efficiency"], alone["step_s"] >= 0.02) == (1, 1.0, True)
-    assert [cell["communication"] for cell in study["cells"]] == [None, None]
-    assert (both["workers"], both["nodes"], both["rate"], both["steps"] >= 20) == (
-        *(2, ["local"], None, True),
-    )
+    assert (alone["workers"], alone["efficiency"], alone["rate"]) == (1, 1.0, None)
+    assert (both["workers"], both["nodes"], both["rate"]) == (2, ["local"], None)
+    assert min(cell["steps"] for cell in study["cells"]) >= 20
+    assert min(cell["step_s"] for cell in study["cells"]) >= 0.02
     # Each worker has one example in a step.
     assert both["examples_per_second"] == pytest.approx(2 / both["step_s"])
     assert both["efficiency"] == pytest.approx(alone["step_s"] / both["step_s"])
-    assert "cell 2 of 2: 2 workers;" in done.err
-    assert "Measured on local: " in (shell.cwd / "page.html").read_text()
     assert not list(shell.home.glob("runs/*"))
 
 

@@ -55,7 +55,7 @@ class StudyRequest:
     rates: tuple[float, ...]
     """Bits per second of simulated networks; none: the spec's own backend and hosts."""
     communications: tuple[str, ...]
-    """None: the spec's own."""
+    """The algorithms; empty: the spec's own."""
     steps: int
     """The timed steps of each cell, at least."""
     options: PlanOptions = UNCHANGED

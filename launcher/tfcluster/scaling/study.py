@@ -22,7 +22,7 @@ _NEGLIGIBLE: Final = 0.1
 """The part of a step up to which its compute time may be wrong."""
 _BITS: Final = 8
 PARTS: Final = ("input", "compute", "waiting", "transfer", "callbacks", "other")
-"""What a step consists of (the event ``step_times``)."""
+"""The parts of a step, as in the event ``step_times``."""
 _IN_JSON: Final = (
     *("compute_s", "collective_s", "ring_s", "examples_per_second", "efficiency", "load"),
     *("is_crowded", "is_held_out", "fitted_s", "error"),
@@ -36,7 +36,7 @@ class Measured:
 
     workers: int
     communication: str | None
-    """None for one worker, and for the spec's own."""
+    """The algorithm; None for one worker and for the spec's own."""
     rate: float | None
     """Bits per second of every port; None for one worker and on the real cluster."""
     step_s: tuple[float, ...]
@@ -136,7 +136,7 @@ class Study:
     name: str
     backend: str
     cores: int | None
-    """Those of the machine that all workers share; None for several machines."""
+    """The cores of the machine that all workers share; None for several machines."""
     gradient_bytes: int | None
     cells: tuple[Cell, ...]
     fits: Mapping[str, Fit]
