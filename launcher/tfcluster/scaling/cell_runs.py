@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise, product
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from tfcluster import api, kinds
@@ -26,7 +25,6 @@ from tfcluster.spec.cluster import count, task_names
 
 if TYPE_CHECKING:
     from tfcluster.spec.cluster import TaskEntry
-    from tfcluster.spec.load import LoadedSpec
     from tfcluster.spec.model import ClusterSpec
 
 STEP_TIMES: Final = "TFCLUSTER_STEP_TIMES"
@@ -38,11 +36,15 @@ LEAST_S: Final = 1.0
 """Shortest time of a cell's steps, for steps of a few milliseconds."""
 FIRST_STEP_S: Final = 600.0
 """Longest wait for the first step once the tasks have started, compilation included."""
-PARTS_S: Final = 20.0
+PARTS_S: Final = 30.0
 """Longest wait for the parts of a step after its steps are timed: they come for 5 to 10 s at once,
 and the first ones contain the warm-up."""
 _REPORT: Final = "a custom training loop calls tfcluster_workers.reporting.progress(step)"
 _OPTIONS: Final = LaunchOptions(gathers=False, keeps_files=False)
+
+
+CellKey = tuple[int, str | None, float | None]
+"""Workers, communication and rate of a run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +63,8 @@ class StudyRequest:
     options: PlanOptions = UNCHANGED
 
     @property
-    def cells(self) -> tuple[tuple[int, str | None, float | None], ...]:
-        """Workers, communication and rate of each run; one worker has nothing to send."""
+    def cells(self) -> tuple[CellKey, ...]:
+        """The cells in the order of their runs; one worker has nothing to send."""
         several = [n for n in self.workers if n > 1]
         cells = product(several, self.communications or (None,), self.rates or (None,))
         return ((1, None, None), *cells)
@@ -101,11 +103,14 @@ def plan_cells(request: StudyRequest) -> tuple[PlannedCell, ...]:
     """
     given = planning.load(request.source, request.options)
     _require_studied(given.spec)
-    largest = _plan(given, request, *max(request.cells, key=lambda cell: cell[0]))
-    cells = []
-    for workers, communication, rate in request.cells:
-        resources = _equal_resources(largest, workers) if largest.is_here else {}
-        cells.append(_plan(given, request, workers, communication, rate, resources=resources))
+
+    def plan(cell: CellKey, resources: Mapping[str, Any]) -> PlannedCell:
+        spec = cell_spec(given.spec, cell, request, resources)
+        return PlannedCell(*cell, planning.plan(replace(given, spec=spec), request.options))
+
+    largest, cells = plan(max(request.cells, key=lambda cell: cell[0]), {}), []
+    for cell in request.cells:
+        cells.append(plan(cell, _equal_resources(largest, cell[0]) if largest.is_here else {}))
         rules.require_plan(cells[-1].planned)
     return tuple(cells)
 
@@ -140,21 +145,20 @@ def _require_studied(spec: ClusterSpec) -> None:
     raise UsageError(f"this job cannot be studied: {reason}", fix=fix)
 
 
-def _plan(
-    given: LoadedSpec,
-    request: StudyRequest,
-    workers: int,
-    communication: str | None,
-    rate: float | None,
-    *,
-    resources: Mapping[str, Any] = MappingProxyType({}),
-) -> PlannedCell:
-    """Return the plan of one run: that of the given spec with other workers, perhaps simulated."""
-    reduced = _with_workers(given.spec, workers, is_simulated=bool(request.rates))
+def cell_spec(
+    given: ClusterSpec, cell: CellKey, request: StudyRequest, resources: Mapping[str, Any]
+) -> ClusterSpec:
+    """Return the spec of one run: the given one with other workers, perhaps simulated.
+
+    Nothing about checkpoints stays: a run neither begins from the user's nor replaces them.
+    `resources` are set in the section of that name. Raises UsageError and SpecError.
+    """
+    workers, communication, rate = cell
+    reduced = _with_workers(given, workers, is_simulated=bool(request.rates))
     tasks = task_names(reduced.cluster)
     value = reduced.model_dump(mode="json", by_alias=True, exclude_unset=True)
     runtime, job = value.setdefault("runtime", {}), value["job"]
-    job["env"] = {**(job.get("env") or {}), STEP_TIMES: "1"}
+    job["env"] = {**job.get("env", {}), STEP_TIMES: "1"}
     _keep(job, "per_task", {*tasks, *reduced.cluster})
     network = runtime.get("network")
     if request.rates:
@@ -174,8 +178,7 @@ def _plan(
     value["resources"] = {**value.get("resources", {}), **resources}
     if communication is not None:
         value.setdefault("strategy", {})["communication"] = communication
-    loaded = replace(given, spec=spec_load.load(value).spec)
-    return PlannedCell(workers, communication, rate, planning.plan(loaded, request.options))
+    return spec_load.load(value).spec
 
 
 def _with_workers(spec: ClusterSpec, workers: int, *, is_simulated: bool) -> ClusterSpec:
@@ -234,7 +237,7 @@ def measure(
         tell(done + 1, cell, remaining)
         run = api.start_launch(api.make_launch(cell.planned, _OPTIONS))
         try:
-            measured.append(_measure_cell(run, cell, request.steps))
+            measured.append(measure_cell(run, cell, request))
         finally:
             run.stop(now=True)
         for warning in run.state().warnings:
@@ -245,8 +248,8 @@ def measure(
     return measured
 
 
-def _measure_cell(run: Run, cell: PlannedCell, least: int) -> Measured:
-    """Read events until `least` steps count; raises JobFailed or UsageError if the run ends.
+def measure_cell(run: Run, cell: PlannedCell, request: StudyRequest) -> Measured:
+    """Read events until enough steps count; raises JobFailed or UsageError if the run ends.
 
     On the real cluster also until each worker has sent what its steps consist of, if it does.
     """
@@ -254,9 +257,9 @@ def _measure_cell(run: Run, cell: PlannedCell, least: int) -> Measured:
     first_until = parts_until = math.inf
     while True:
         timed = steps.timed()
-        if is_timed := len(timed.step_s) >= least and timed.lasted_s >= LEAST_S:
+        if is_timed := len(timed.step_s) >= request.steps and timed.lasted_s >= LEAST_S:
             parts_until = min(parts_until, time.monotonic() + PARTS_S)
-            has_parts = steps.tasks_with_parts >= cell.workers or cell.backend == kinds.SIMULATED
+            has_parts = bool(request.rates) or steps.tasks_with_parts >= cell.workers
             if has_parts or time.monotonic() > parts_until:
                 break
         if (event := next(events, None)) is None:

@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from tfcluster.errors import UsageError
-from tfcluster.plans.plan import Plan
+from tfcluster.run_handle import Run
 from tfcluster.scaling.cell_runs import (
     STEP_TIMES,
     WARM_UP_S,
     Steps,
     StudyRequest,
     Timed,
+    cell_spec,
     machine_cores,
+    measure_cell,
     notes_of,
     plan_cells,
 )
+from tfcluster.spec.cluster import iter_entries
+from tfcluster.spec.load import load
 from tfcluster.spec.model import ClusterSpec
+from tfcluster.spec.network import Network
 
 
 def reported(steps: list[int], times: list[float], cpu_s: float = 0.0) -> dict[str, object]:
@@ -98,26 +105,60 @@ def test_the_parts_of_a_step_are_means_over_the_tasks_after_the_warm_up() -> Non
     assert steps.parts() == pytest.approx({"compute": 0.35, "waiting": 0.1, "transfer": 0.05})
 
 
-def planned(tmp_path: Path, request: dict[str, Any], **spec: Any) -> list[tuple[ClusterSpec, Plan]]:
-    """Return the spec and the plan of each cell of a study."""
-    (tmp_path / "train.py").write_text("print(1)\n")
-    path = tmp_path / "train.json"
-    path.write_text(json.dumps({"job": {"script": "train.py"}, **spec}))
-    asked: dict[str, Any] = {"workers": (1, 2), "rates": (), "communications": (), "steps": 1}
-    cells = plan_cells(StudyRequest(source=str(path), **{**asked, **request}))
-    return [(cell.planned.spec, cell.planned.plan) for cell in cells]
+@dataclass
+class EndedRun:
+    """A run with these events."""
+
+    recorded: list[dict[str, object]]
+
+    def events(self, *, follow: bool) -> Iterator[dict[str, object]]:
+        """Yield the events, removing each one that is read."""
+        while self.recorded:
+            yield self.recorded.pop(0)
 
 
-FIRST = [("10.9.0.1", 2222), ("10.9.0.2", 2222)]
+@pytest.mark.parametrize(("rates", "left"), [((), 1), ((1e9,), 4)])
+def test_a_cell_of_the_real_cluster_lasts_until_all_workers_have_sent_their_parts(
+    tmp_path: Path, rates: tuple[float, ...], left: int
+) -> None:
+    _, planned = plan_cells(request_of(tmp_path, "10.9.0.1:1", "10.9.0.2:1"))
+    request = StudyRequest(None, (1, 2), rates, (), steps=4)
+    ends = [reported([n], [100 + n / 2], cpu_s=n / 4) for n in range(1, 10)]
+    windows = [window(task, 9, 4, compute=0.5) for task in ("worker:0", "worker:1", "worker:1")]
+    run = EndedRun([*ends, *windows])
+    found = measure_cell(cast("Run", run), planned, request)
+    assert len(run.recorded) == left
+    assert (found.workers, len(found.step_s)) == (2, 4 if rates else 5)
+    assert found.nodes == ("10.9.0.1", "10.9.0.2")
+    assert found.parts == (None if rates else {"compute": 0.5})
+    run = EndedRun([*ends, windows[0]])  # the job ends meanwhile
+    assert measure_cell(cast("Run", run), planned, request).workers == 2
 
 
-def test_a_cell_takes_the_first_tasks_and_leaves_out_what_is_about_others(tmp_path: Path) -> None:
-    cells = planned(
-        tmp_path,
-        {"workers": (1, 2)},
+def request_of(folder: Path, *addresses: str, **sections: Any) -> StudyRequest:
+    """Return the request for a study of a spec with these workers, or with two on this machine."""
+    (folder / "train.py").write_text("print(1)\n")
+    cluster = {"worker": addresses or 2}
+    runtime = {"runtime": {"python": "/tf"}} if addresses else {}
+    value = {"cluster": cluster, "job": {"script": "train.py"}, **runtime, **sections}
+    (folder / "train.json").write_text(json.dumps(value))
+    return StudyRequest(str(folder / "train.json"), (1, 2), (), (), steps=1)
+
+
+def specs(workers: tuple[int, ...], *networks: Any, **sections: Any) -> list[ClusterSpec]:
+    """Return the spec of each cell; `networks`: the rates and the communications of the study."""
+    given = load({"job": {"script": "train.py"}, **sections}).spec
+    request = StudyRequest(None, workers, *(networks or ((), ())), steps=1)
+    return [cell_spec(given, cell, request, {}) for cell in request.cells]
+
+
+def test_a_cell_takes_the_first_tasks_and_leaves_out_what_is_about_others() -> None:
+    second = {"address": "10.9.0.2:2222", "env": {"A": "b"}}
+    found = specs(
+        (1, 2),
         cluster={
             "chief": ["10.9.0.1:2222"],
-            "worker": [{"address": "10.9.0.2:2222", "env": {"A": "b"}}, "10.9.0.3:2222"],
+            "worker": [second, "10.9.0.3:2222"],
             "evaluator": ["10.9.0.1:2223"],
         },
         runtime={"hosts": {"*": {"python": "/tf"}, "10.9.0.3": {"ssh": "anna@gpu3"}}},
@@ -125,57 +166,62 @@ def test_a_cell_takes_the_first_tasks_and_leaves_out_what_is_about_others(tmp_pa
         checkpoints={"dir": "/mnt/results", "to": "here"},
         supervision={"min_workers": 2, "grace_s": 5},
     )
-    for (spec, plan), hosts in zip(cells, (1, 2), strict=True):
-        assert [(task.host, task.port) for task in plan.tasks] == FIRST[:hosts]
+    listed = [[entry for _, entry in iter_entries(spec.cluster)] for spec in found]
+    assert [[entry.address for entry in entries] for entries in listed] == [
+        ["10.9.0.1:2222"],
+        ["10.9.0.1:2222", "10.9.0.2:2222"],
+    ]
+    assert listed[1][1].env == {"A": "b"}
+    for spec in found:
         assert (spec.runtime.backend, [*spec.runtime.hosts]) == ("auto", ["*"])
-        assert (spec.job.per_task, spec.job.env[STEP_TIMES]) == ({}, "1")
-        saved = spec.checkpoints
-        assert (saved.gather, saved.dir, saved.to) == (False, None, None)
+        assert (spec.job.per_task, spec.job.env) == ({}, {STEP_TIMES: "1"})
+        assert spec.checkpoints.model_dump(exclude_unset=True) == {"gather": False}
         assert (spec.supervision.max_restarts, spec.supervision.grace_s) == (0, 5)
-    (_, task) = cells[1][1].tasks
-    assert "A" in {variable.name for variable in task.command.env}
 
 
-def test_more_workers_than_addresses_are_refused_and_than_a_number_are_not(tmp_path: Path) -> None:
+def test_only_a_number_may_be_exceeded() -> None:
     listed = {"worker": ["10.9.0.1:2222", "10.9.0.2:2222"]}
-    hosts = {"*": {"python": "/tf"}}
     with pytest.raises(UsageError, match="addresses for 2 workers, not 4") as refused:
-        planned(tmp_path, {"workers": (1, 4)}, cluster=listed, runtime={"hosts": hosts})
+        specs((1, 4), cluster=listed)
     assert "-H gpu1,gpu2:2" in (refused.value.fix or "")
-    simulated = {"workers": (1, 4), "rates": (1e9,), "communications": ("AUTO",)}
-    runtime = {"hosts": {"10.9.0.2": {"ssh": "gpu2"}}}
-    cells = planned(tmp_path, simulated, cluster=listed, runtime=runtime)
-    assert [spec.cluster for spec, _ in cells] == [{"worker": 1}, {"worker": 4}]
-    assert {spec.runtime.backend for spec, _ in cells} == {"simulated"}
-    cells = planned(tmp_path, {"workers": (1, 4)}, cluster={"worker": 2})
-    assert [len(plan.tasks) for _, plan in cells] == [1, 4]
+    assert [spec.cluster for spec in specs((1, 4), cluster={"worker": 2})] == [
+        {"worker": 1},
+        {"worker": 4},
+    ]
 
 
-def test_the_spec_decides_the_communication_and_its_own_network(tmp_path: Path) -> None:
+def test_simulated_networks_replace_hosts_and_backend() -> None:
+    found = specs(
+        *((1, 4), (1e9,), ("AUTO",)),
+        cluster={"worker": ["10.9.0.1:2222", "10.9.0.2:2222"]},
+        runtime={"backend": "ssh", "hosts": {"10.9.0.2": {"ssh": "gpu2"}}},
+    )
+    assert [spec.cluster for spec in found] == [{"worker": 1}, {"worker": 4}]
+    assert {spec.runtime.backend for spec in found} == {"simulated"}
+    assert [spec.strategy.communication for spec in found] == ["AUTO", "AUTO"]
+
+
+def test_the_spec_decides_the_communication_and_its_own_network() -> None:
     network = {"rate": "1gbit", "links": [{"between": ["worker:1", "worker:2"], "rate": "1mbit"}]}
-    own = {"cluster": {"worker": 3}, "strategy": {"communication": "RING"}}
-    cells = planned(tmp_path, {"workers": (2, 3)}, runtime={"network": network}, **own)
-    assert [spec.strategy.communication for spec, _ in cells] == ["RING"] * 3
-    assert [len(spec.runtime.network.links) for spec, _ in cells] == [0, 0, 1]  # type: ignore[union-attr]
-    cells = planned(tmp_path, {"communications": ("RING", "AUTO")}, **own)
-    assert [spec.strategy.communication for spec, _ in cells] == ["RING", "RING", "AUTO"]
+    own: dict[str, Any] = {"cluster": {"worker": 3}, "strategy": {"communication": "RING"}}
+    found = specs((2, 3), runtime={"network": network}, **own)
+    assert [spec.strategy.communication for spec in found] == ["RING"] * 3
+    networks = [spec.runtime.network for spec in found]
+    assert [len(one.links) for one in networks if isinstance(one, Network)] == [0, 0, 1]
+    found = specs((1, 2), (), ("NCCL", "AUTO"), **own)
+    assert [spec.strategy.communication for spec in found] == ["RING", "NCCL", "AUTO"]
 
 
 def test_workers_of_one_machine_have_the_same_cores_in_all_cells(tmp_path: Path) -> None:
+    planned = plan_cells(request_of(tmp_path))
     each = max(1, machine_cores() // 2)
-    assert [s.resources.cpus for s, _ in planned(tmp_path, {}, cluster={"worker": 2})] == [each] * 2
-    given = planned(tmp_path, {}, cluster={"worker": 2}, resources={"cpus": 1, "pin": False})
-    assert [(s.resources.cpus, s.resources.pin) for s, _ in given] == [(1, False)] * 2
+    assert [cell.planned.spec.resources.cpus for cell in planned] == [each, each]
+    assert notes_of(planned) == ()
 
 
 def test_workers_that_share_a_host_are_noted(tmp_path: Path) -> None:
     def notes(*addresses: str, **resources: int) -> tuple[str, ...]:
-        spec = {"cluster": {"worker": addresses}, "job": {"script": "train.py"}}
-        spec |= {"runtime": {"python": "/tf"}, "resources": resources}
-        (tmp_path / "train.py").write_text("print(1)\n")
-        (tmp_path / "train.json").write_text(json.dumps(spec))
-        request = StudyRequest(str(tmp_path / "train.json"), (1, 2), (), (), 1)
-        return notes_of(plan_cells(request))
+        return notes_of(plan_cells(request_of(tmp_path, *addresses, resources=resources)))
 
     assert notes("10.9.0.1:1", "10.9.0.2:1") == ()
     assert "several workers share a node" in notes("10.9.0.1:1", "10.9.0.1:2")[0]
