@@ -145,10 +145,15 @@ def request_of(folder: Path, *addresses: str, **sections: Any) -> StudyRequest:
     return StudyRequest(str(folder / "train.json"), (1, 2), (), (), steps=1)
 
 
-def specs(workers: tuple[int, ...], *networks: Any, **sections: Any) -> list[ClusterSpec]:
-    """Return the spec of each cell; `networks`: the rates and the communications of the study."""
+def specs(
+    workers: tuple[int, ...],
+    rates: tuple[float, ...] = (),
+    communications: tuple[str, ...] = (),
+    **sections: Any,
+) -> list[ClusterSpec]:
+    """Return the spec of each cell of a study."""
     given = load({"job": {"script": "train.py"}, **sections}).spec
-    request = StudyRequest(None, workers, *(networks or ((), ())), steps=1)
+    request = StudyRequest(None, workers, rates, communications, steps=1)
     return [cell_spec(given, cell, request, {}) for cell in request.cells]
 
 
@@ -192,7 +197,9 @@ def test_only_a_number_may_be_exceeded() -> None:
 
 def test_simulated_networks_replace_hosts_and_backend() -> None:
     found = specs(
-        *((1, 4), (1e9,), ("AUTO",)),
+        (1, 4),
+        rates=(1e9,),
+        communications=("AUTO",),
         cluster={"worker": ["10.9.0.1:2222", "10.9.0.2:2222"]},
         runtime={"backend": "ssh", "hosts": {"10.9.0.2": {"ssh": "gpu2"}}},
     )
@@ -208,7 +215,7 @@ def test_the_spec_decides_the_communication_and_its_own_network() -> None:
     assert [spec.strategy.communication for spec in found] == ["RING"] * 3
     networks = [spec.runtime.network for spec in found]
     assert [len(one.links) for one in networks if isinstance(one, Network)] == [0, 0, 1]
-    found = specs((1, 2), (), ("NCCL", "AUTO"), **own)
+    found = specs((1, 2), communications=("NCCL", "AUTO"), **own)
     assert [spec.strategy.communication for spec in found] == ["RING", "NCCL", "AUTO"]
 
 
