@@ -162,7 +162,7 @@ def test_a_scaling_study_of_the_real_cluster(open_file: Open) -> None:
     study = analyse("real", cells, backend="ssh", cores=None)
     page = open_file("real", render_file("study", describe_study(study, ["tfcluster", "scale"])))
     assert page.text("#facts").startswith("Measured on ssh: gpu1, <script>")
-    assert page.texts("#parts th")[0:3] == ["workers", "input", "compute"]
+    assert page.texts("#parts th")[0:3] == ["workers", "mean step", "input"]
     assert ["…" in row for row in page.texts("#parts tbody tr")] == [False, False, True]
     assert page.script("return document.getElementById('model').hidden")
     step, efficiency, consists = page.texts("#charts figure")

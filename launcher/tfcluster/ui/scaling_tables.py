@@ -20,7 +20,7 @@ from tfcluster.ui.render import Facts, Grid, Part
 
 _RIGHT = (
     *("workers", "step", "quartiles", "compute", "collective", "of ring", "examples/s"),
-    *("efficiency", "fit", "error", "90 % interval", *PARTS),
+    *("efficiency", "fit", "error", "90 % interval", "mean step", *PARTS),
 )
 
 
@@ -100,8 +100,14 @@ def cell_grid(study: Study) -> Grid:
 
 def part_grid(study: Study) -> Grid:
     """Return the table of what a step consists of."""
-    parts = {name: partial(_part, name) for name in PARTS}
-    return Grid.of(study.cells, {**_CELL, **parts}, _RIGHT)
+    columns = {name: partial(_part, name) for name in PARTS}
+    return Grid.of(study.cells, {**_CELL, "mean step": _mean_step, **columns}, _RIGHT)
+
+
+def _mean_step(cell: Cell) -> str:
+    """Return the sum of the parts, which may be far above the median."""
+    parts = cell.measured.parts
+    return "…" if parts is None else format_ms(sum(parts.values()))
 
 
 def _part(name: str, cell: Cell) -> str:

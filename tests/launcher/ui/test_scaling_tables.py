@@ -47,7 +47,8 @@ def test_the_parts_of_a_step_are_shown_or_said_to_be_unknown() -> None:
     unknown, known = (
         dict(zip(parts_of_cells.headers, row, strict=True)) for row in parts_of_cells.rows
     )
-    assert unknown == {"workers": "1", **dict.fromkeys(PARTS, "…")}
+    assert unknown == {"workers": "1", **dict.fromkeys(("mean step", *PARTS), "…")}
+    assert known["mean step"] == "50 ms"
     assert (known["compute"], known["waiting"], known["other"]) == ("40 ms", "2 ms", "0 ms")
     assert max(speeds.width, parts_of_cells.width) <= 80
     assert describe_study(study, ["tfcluster"])["place"] == "ssh: 10.0.0.1, gpu2"
