@@ -1,8 +1,9 @@
-"""`tfcluster scale` measures real TensorFlow on simulated networks, and leaves nothing behind."""
+"""`tfcluster scale` measures real TensorFlow, here or on simulated networks, and leaves nothing."""
 
 from __future__ import annotations
 
 import json
+import re
 import signal
 import sys
 import time
@@ -47,6 +48,33 @@ def test_a_slower_network_has_longer_steps_and_nothing_is_left(shell: CommandLin
     assert {"compute_s", "latency_s", "effective_bits", "spread"} <= study["fits"]["AUTO"].keys()
     assert "cell 3 of 3: 2 workers, AUTO at " in done.err
     assert "Predicted for hosts" in (shell.cwd / "page.html").read_text()
+    assert not list(shell.home.glob("runs/*"))
+
+
+def test_the_real_cluster_is_measured_without_rates(shell: CommandLine) -> None:
+    done = shell.run(
+        *("scale", str(SPEC), "--steps", "20", "-o", "page.html"),
+        *(f"--python={sys.executable}", "--", "--steps", "1000000", "--compute-ms", "20"),
+        timeout=380,
+    )
+    assert done.code == 0, done.err[-4000:]
+    assert "cell 2 of 2: 2 workers;" in done.err
+    printed = done.out.decode()
+    assert unprinted("guides/scaling-study.md", "a step consists of", printed) == []
+    page = (shell.cwd / "page.html").read_text()
+    assert "local: " in page
+    data = re.search(r'<script id="data"[^>]*>(.*?)</script>', page, re.DOTALL)
+    assert data is not None
+    study = json.loads(data[1])["study"]
+    assert (study["backend"], study["is_simulated"], study["fits"]) == ("local", False, {})
+    alone, both = study["cells"]
+    assert (alone["workers"], alone["efficiency"], alone["rate"]) == (1, 1.0, None)
+    assert (both["workers"], both["nodes"], both["rate"]) == (2, ["local"], None)
+    assert min(cell["steps"] for cell in study["cells"]) >= 20
+    assert min(cell["step_s"] for cell in study["cells"]) >= 0.02
+    # Each worker has one example in a step.
+    assert both["examples_per_second"] == pytest.approx(2 / both["step_s"])
+    assert both["efficiency"] == pytest.approx(alone["step_s"] / both["step_s"])
     assert not list(shell.home.glob("runs/*"))
 
 

@@ -137,7 +137,7 @@ def test_a_scaling_study(open_file: Open, predict: tuple[int, ...]) -> None:
         Measured(n, "RING", rate, (0.06 + n * 3e7 / rate, 0.1), 4_000_000, 8.0 * n, 0.3)
         for n, rate in product((2, 3), (1e8, 1e9))
     ]
-    study = analyse(MARKUP, [alone, *cells], cores=2, predict=predict)
+    study = analyse(MARKUP, [alone, *cells], backend="simulated", cores=2, predict=predict)
     page = open_file("study", render_file("study", describe_study(study, ["tfcluster", "scale"])))
     assert page.text("h1").startswith("Scaling of <script>")
     assert len(page.texts("#cells tbody tr")) == 5
@@ -153,5 +153,27 @@ def test_a_scaling_study(open_file: Open, predict: tuple[int, ...]) -> None:
     page.script(f"{focus}.focus()")
     page.type(Keys.HOME)
     page.wait(f"{focus}.querySelector('.where').textContent === '1 worker'")
+    page.assert_readable()
+    assert page.script("return window.hit") is None
+
+
+def test_a_scaling_study_of_the_real_cluster(open_file: Open) -> None:
+    parts = {"compute": 0.04, "waiting": 0.01, "transfer": 0.03}
+    cells = [
+        Measured(n, None, None, (0.05 * n, 0.1), None, 8.0 * n, parts=known, nodes=("gpu1", MARKUP))
+        for n, known in ((1, {"compute": 0.04}), (2, parts), (4, None))
+    ]
+    study = analyse("real", cells, backend="ssh", cores=None)
+    page = open_file("real", render_file("study", describe_study(study, ["tfcluster", "scale"])))
+    assert page.text("#facts").startswith("Measured on ssh: gpu1, <script>")
+    assert page.texts("#parts th")[0:3] == ["workers", "mean step", "input"]
+    assert ["…" in row for row in page.texts("#parts tbody tr")] == [False, False, True]
+    assert page.script("return document.getElementById('model').hidden")
+    step, efficiency, consists = page.texts("#charts figure")
+    assert "A step" in step
+    assert "model" not in step
+    assert "Efficiency" in efficiency
+    assert "Parts of a step" in consists
+    assert "waiting" in consists
     page.assert_readable()
     assert page.script("return window.hit") is None

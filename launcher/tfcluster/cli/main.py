@@ -44,7 +44,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "compare": "Show runs beside each other.",
         "checkpoints": "List or copy the gathered checkpoints.",
         "tensorboard": "Show the curves of runs in TensorBoard.",
-        "scale": "Measure how a job scales on slower networks.",
+        "scale": "Measure how a job scales with more workers.",
     },
     "Stop and clean up": {
         "scale-to": "Change the number of workers of a live run.",

@@ -1,4 +1,4 @@
-"""`tfcluster scale`: measure how a job scales on slower networks, and predict more hosts."""
+"""`tfcluster scale`: measure how a job scales, on its cluster or on simulated networks."""
 
 from __future__ import annotations
 
@@ -8,9 +8,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tfcluster.cli.options import WithJobArgs, plan_options, write_output
+from tfcluster.cli.options import (
+    HOST_OPTIONS,
+    WithJobArgs,
+    backend_option,
+    plan_options,
+    write_output,
+)
 from tfcluster.errors import UsageError
-from tfcluster.spec import PlanOptions
+from tfcluster.spec import NO_CHOICE, PlanOptions
 
 if TYPE_CHECKING:
     from tfcluster.scaling.cell_runs import PlannedCell, StudyRequest
@@ -22,35 +28,38 @@ _MOST_WORKERS = 64
 
 @click.command("scale", cls=WithJobArgs)
 @click.argument("spec", required=False)
-@click.option("--workers", default="1,2", metavar="N,N", show_default=True,
+@click.option("--workers", "counts", default="1,2", metavar="N,N", show_default=True,
               help="Numbers of workers; 1 is always measured.")  # fmt: skip
-@click.option("--rate", "rates", default="1gbit", metavar="RATE,RATE", show_default=True,
-              help="Rates of every node's network: 100mbit, 10gbit.")  # fmt: skip
-@click.option("--communication", default="AUTO", metavar="NAME,NAME", show_default=True,
-              help="RING, AUTO (strategy.communication).")  # fmt: skip
+@click.option("--rate", "rates", metavar="RATE,RATE",
+              help="Simulate networks of these rates here: 100mbit, 10gbit.")  # fmt: skip
+@click.option("--communication", metavar="NAME,NAME",
+              help="RING, AUTO, NCCL (default: the spec's; with --rate AUTO).")  # fmt: skip
 @click.option("--steps", type=click.IntRange(1), default=200, metavar="N", show_default=True,
               help="Timed steps of each cell, at least.")  # fmt: skip
-@click.option("--predict", default="", metavar="N,N", help="Predict so many hosts.")
-@plan_options()
+@click.option("--predict", metavar="N,N", help="Predict so many hosts; needs --rate.")
+@plan_options(*HOST_OPTIONS, backend_option)
 @click.option("--json", "as_json", is_flag=True, help="Print the study as one JSON object.")
 @click.option("-o", "--output", "target", metavar="FILE",
               help="Also write a page with charts; - is stdout.")  # fmt: skip
 def command(
     spec: str | None,
-    workers: str,
-    rates: str,
-    communication: str,
+    counts: str,
+    rates: str | None,
+    communication: str | None,
     steps: int,
-    predict: str,
+    predict: str | None,
     changes: PlanOptions,
     as_json: bool,
     target: str | None,
 ) -> None:
-    """Time the steps of SPEC (./tfcluster.json) with several workers on simulated networks.
+    """Time the steps of SPEC (./tfcluster.json) with several numbers of workers.
 
-    All workers run on this machine, once for each cell: a number of workers, a communication and a
-    rate. A model of the step is fitted to the cells; cells of as many workers as --predict names
-    only test it.
+    Each number is a run on the spec's own backend and hosts, of which it takes the first. The
+    table compares it with one worker, and says what a step consists of.
+
+    With --rate all workers run on this machine, on simulated networks, once for each number of
+    workers, communication and rate. A model of the step is fitted to these cells; those of as many
+    workers as --predict names only test it.
 
     ARGS after -- are appended to the job's own: let it train long enough.
     """
@@ -59,13 +68,13 @@ def command(
 
     request = StudyRequest(
         source=spec,
-        workers=_counts(workers, "--workers"),
-        rates=_rates(rates),
-        communications=_communications(communication),
+        workers=_counts(counts, "--workers"),
+        rates=_rates(rates) if rates is not None else (),
+        communications=_communications(communication, is_simulated=rates is not None),
         steps=steps,
         options=changes,
     )
-    hosts = _counts(predict, "--predict") if predict else ()
+    hosts = _counts(predict, "--predict") if predict is not None else ()
     _require_fit(request, hosts)
     _require_folder(target)
     terminal = Terminal()
@@ -74,7 +83,7 @@ def command(
 
 def _measure(request: StudyRequest, hosts: tuple[int, ...], terminal: Terminal) -> Study:
     """Measure all cells, showing the progress on stderr, and analyse them."""
-    from tfcluster.scaling.cell_runs import machine_cores, measure, plan_cells
+    from tfcluster.scaling.cell_runs import machine_cores, measure, notes_of, plan_cells
     from tfcluster.scaling.study import analyse
 
     cells = plan_cells(request)
@@ -89,8 +98,14 @@ def _measure(request: StudyRequest, hosts: tuple[int, ...], terminal: Terminal) 
         )
     finally:
         terminal.clear_footer()
-    name = cells[0].planned.plan.name
-    return analyse(name, measured, cores=machine_cores(), predict=hosts)
+    return analyse(
+        cells[0].planned.plan.name,
+        measured,
+        backend=cells[0].backend,
+        cores=machine_cores() if cells[0].is_here else None,
+        predict=hosts,
+        notes=notes_of(cells),
+    )
 
 
 def _print(study: Study, terminal: Terminal, *, as_json: bool, target: str | None) -> None:
@@ -118,8 +133,10 @@ def _say(place: str, cell: PlannedCell, remaining_s: float | None, terminal: Ter
     from tfcluster.ui.formats import format_bits, format_duration, plural
 
     text = f"{place}: {plural(cell.workers, 'worker')}"
-    if cell.communication is not None and cell.rate is not None:
-        text += f", {cell.communication} at {format_bits(cell.rate)}"
+    if cell.communication is not None:
+        text += f", {cell.communication}"
+    if cell.rate is not None:
+        text += f" at {format_bits(cell.rate)}"
     if remaining_s is not None:
         text += f"; about {format_duration(remaining_s)} left"
     if terminal.has_footer:
@@ -152,11 +169,14 @@ def _counts(text: str, option: str) -> tuple[int, ...]:
     return tuple(sorted({int(word) for word in words}))
 
 
-def _communications(text: str) -> tuple[str, ...]:
-    """Return the communications in `text`; raises UsageError."""
+def _communications(text: str | None, *, is_simulated: bool) -> tuple[str, ...]:
+    """Return the communications in `text`, none for the spec's own; raises UsageError."""
+    if text is None:
+        return ("AUTO",) if is_simulated else ()
     words = [word.upper() for word in _words(text)]
-    if not words or not set(words) <= {"AUTO", "RING"}:
-        fix = "write AUTO, RING or both: --communication RING,AUTO"
+    known = ("AUTO", "RING") if is_simulated else ("AUTO", "RING", "NCCL")
+    if not words or not {*words} <= {*known}:
+        fix = f"write some of {', '.join(known)}: --communication RING,AUTO"
         if "NCCL" in words:
             fix = "NCCL needs GPUs with a network of their own, which is not simulated; " + fix
         raise UsageError(f"--communication: {text!r} cannot be measured", fix=fix)
@@ -164,11 +184,21 @@ def _communications(text: str) -> tuple[str, ...]:
 
 
 def _require_fit(request: StudyRequest, hosts: tuple[int, ...]) -> None:
-    """Raise UsageError if there is nothing that a prediction could be fitted to."""
-    used = [count for count in request.workers if count > 1 and count not in hosts]
+    """Raise UsageError if nothing could be compared, or a prediction not be fitted."""
+    options, used = request.options, [n for n in request.workers if n > 1 and n not in hosts]
     if not any(count > 1 for count in request.workers):
         fix = "measure several workers, for example --workers 1,2"
         raise UsageError("--workers: one worker sends nothing over a network", fix=fix)
+    if hosts and not request.rates:
+        raise UsageError(
+            "--predict needs networks of known rates",
+            fix="simulate them on this machine: --rate 1gbit,10gbit",
+        )
+    if request.rates and (options.hosts != NO_CHOICE or options.fields["--backend"][1]):
+        raise UsageError(
+            "--rate simulates networks on this machine, and not on other hosts or a backend",
+            fix="leave it out to measure the real cluster",
+        )
     if hosts and not used:
         raise UsageError(
             "--predict: cells of these numbers of workers only test the prediction, and no other"

@@ -1,1 +1,1 @@
-"""Scaling studies: steps timed on simulated networks, a model of the step, predictions."""
+"""Scaling studies: steps timed on a cluster or simulated networks, a model of the step."""

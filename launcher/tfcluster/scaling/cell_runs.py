@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import json
+import math
+import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise, product
 from typing import TYPE_CHECKING, Any, Final
 
-from tfcluster import api
+from tfcluster import api, kinds
 from tfcluster.agent.node import limits
 from tfcluster.discovery import planning
 from tfcluster.discovery.planning import Planned
@@ -17,9 +19,12 @@ from tfcluster.errors import UsageError
 from tfcluster.preflight import rules
 from tfcluster.run_handle import Run
 from tfcluster.scaling.study import Measured
-from tfcluster.spec import UNCHANGED, LaunchOptions, PlanOptions
+from tfcluster.spec import UNCHANGED, JobName, LaunchOptions, PlanOptions
+from tfcluster.spec import load as spec_load
+from tfcluster.spec.cluster import count, task_names
 
 if TYPE_CHECKING:
+    from tfcluster.spec.cluster import TaskEntry
     from tfcluster.spec.model import ClusterSpec
 
 STEP_ENDS: Final = "TFCLUSTER_STEP_ENDS"
@@ -30,9 +35,16 @@ WARM_UP_S: Final = 1.0
 LEAST_S: Final = 1.0
 """Shortest time of a cell's steps, for steps of a few milliseconds."""
 FIRST_STEP_S: Final = 600.0
-"""Longest wait for the first step of a gang, its start and compilation included."""
+"""Longest wait for the first step once the tasks have started, compilation included."""
+PARTS_S: Final = 30.0
+"""Longest wait for the parts of a step after its steps are timed: they come for 5 to 10 s at once,
+and the first ones contain the warm-up."""
 _REPORT: Final = "a custom training loop calls tfcluster_workers.reporting.progress(step)"
 _OPTIONS: Final = LaunchOptions(gathers=False, keeps_files=False)
+
+
+CellKey = tuple[int, str | None, float | None]
+"""Workers, communication and rate of a run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +55,19 @@ class StudyRequest:
     """The file of the spec; None: ./tfcluster.json."""
     workers: tuple[int, ...]
     rates: tuple[float, ...]
-    """Bits per second."""
+    """Bits per second of simulated networks; none: the spec's own backend and hosts."""
     communications: tuple[str, ...]
+    """The algorithms; empty: the spec's own."""
     steps: int
     """The timed steps of each cell, at least."""
     options: PlanOptions = UNCHANGED
 
     @property
-    def cells(self) -> tuple[tuple[int, str | None, float | None], ...]:
-        """Workers, communication and rate of each run; one worker has nothing to send."""
+    def cells(self) -> tuple[CellKey, ...]:
+        """The cells in the order of their runs; one worker has nothing to send."""
         several = [n for n in self.workers if n > 1]
-        return ((1, None, None), *product(several, self.communications, self.rates))
+        cells = product(several, self.communications or (None,), self.rates or (None,))
+        return ((1, None, None), *cells)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +79,16 @@ class PlannedCell:
     rate: float | None
     planned: Planned
 
+    @property
+    def backend(self) -> str:
+        return self.planned.plan.nodes[0].backend
+
+    @property
+    def is_here(self) -> bool:
+        """True if all its workers share the cores of this machine."""
+        context = self.planned.context
+        return all(context.is_here(node.backend) for node in self.planned.plan.nodes)
+
 
 Tell = Callable[[int, PlannedCell, float | None], None]
 """A function that gets the number of the cell that is measured next, from 1, the cell, and the
@@ -74,19 +98,33 @@ seconds that the rest probably takes, which are None while nothing has been meas
 def plan_cells(request: StudyRequest) -> tuple[PlannedCell, ...]:
     """Return the plan of each run, of which nothing is started.
 
-    Raises UsageError for a job that cannot be studied, SpecError, and SetupError for what would
-    make a run fail.
+    Raises UsageError for a job or a number of workers that cannot be studied, SpecError, and
+    SetupError for what would make a run fail.
     """
-    first = planning.load(request.source, request.options)
-    _require_studied(first.spec)
-    cells = []
-    for workers, communication, rate in request.cells:
-        options = request.options
-        sets = (*options.sets, *_sets(first.spec, request, workers, communication, rate))
-        planned = planning.plan(request.source, replace(options, sets=sets))
-        rules.require_plan(planned)
-        cells.append(PlannedCell(workers, communication, rate, planned))
+    given = planning.load(request.source, request.options)
+    _require_studied(given.spec)
+
+    def plan(cell: CellKey, resources: Mapping[str, Any]) -> PlannedCell:
+        spec = cell_spec(given.spec, cell, request, resources)
+        return PlannedCell(*cell, planning.plan(replace(given, spec=spec), request.options))
+
+    largest, cells = plan(max(request.cells, key=lambda cell: cell[0]), {}), []
+    for cell in request.cells:
+        cells.append(plan(cell, _equal_resources(largest, cell[0]) if largest.is_here else {}))
+        rules.require_plan(cells[-1].planned)
     return tuple(cells)
+
+
+def notes_of(cells: Sequence[PlannedCell]) -> tuple[str, ...]:
+    """Return what a reader must know about the resources of the workers."""
+    spec, plan = cells[0].planned.spec, max(cells, key=lambda cell: cell.workers).planned.plan
+    is_given = spec.resources.gpus is not None and spec.resources.cpus is not None
+    if is_given or cells[0].is_here or max(Counter(t.node for t in plan.tasks).values()) == 1:
+        return ()
+    return (
+        "several workers share a node, where a worker alone has all cores and GPUs unless"
+        " resources.cpus and resources.gpus say how many each one gets",
+    )
 
 
 def _require_studied(spec: ClusterSpec) -> None:
@@ -107,35 +145,81 @@ def _require_studied(spec: ClusterSpec) -> None:
     raise UsageError(f"this job cannot be studied: {reason}", fix=fix)
 
 
-def _sets(
-    spec: ClusterSpec,
-    request: StudyRequest,
-    workers: int,
-    communication: str | None,
-    rate: float | None,
-) -> list[str]:
-    """Return the overrides of one run; what the spec says about its network stays."""
-    written = spec.runtime.network
-    network: dict[str, Any] = {}
-    if not isinstance(written, str):
-        network = written.model_dump(mode="json", exclude_unset=True, exclude={"links"})
-    network["rate"] = rate or request.rates[0]
-    sets = [
-        f"cluster={json.dumps({'worker': workers})}",
-        "runtime.backend=simulated",
-        f"runtime.network={json.dumps(network)}",
-        f"job.env.{STEP_ENDS}=1",
-        "supervision.max_restarts=0",
-        "checkpoints.gather=false",
-    ]
+def cell_spec(
+    given: ClusterSpec, cell: CellKey, request: StudyRequest, resources: Mapping[str, Any]
+) -> ClusterSpec:
+    """Return the spec of one run: the given one with other workers, perhaps simulated.
+
+    Nothing about checkpoints stays: a run neither begins from the user's nor replaces them.
+    `resources` are set in the section of that name. Raises UsageError and SpecError.
+    """
+    workers, communication, rate = cell
+    reduced = _with_workers(given, workers, is_simulated=bool(request.rates))
+    tasks = task_names(reduced.cluster)
+    value = reduced.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    runtime, job = value.setdefault("runtime", {}), value["job"]
+    job["env"] = {**job.get("env", {}), STEP_ENDS: "1"}
+    _keep(job, "per_task", {*tasks, *reduced.cluster})
+    network = runtime.get("network")
+    if request.rates:
+        network = network if isinstance(network, dict) else {}
+        simulated = {**network, "rate": rate or request.rates[0], "links": []}
+        runtime |= {"backend": kinds.SIMULATED, "network": simulated}
+        _keep(runtime, "hosts", {"*"})
+    else:
+        _keep(runtime, "hosts", {"*", *reduced.known_hosts})
+        if isinstance(network, dict):
+            links = network.get("links") or ()
+            network["links"] = [link for link in links if {*link["between"]} <= {*tasks}]
+    value["checkpoints"] = {"gather": False}
+    value["supervision"] = {
+        **value.get("supervision", {}), "max_restarts": 0, "min_workers": None,
+    }  # fmt: skip
+    value["resources"] = {**value.get("resources", {}), **resources}
     if communication is not None:
-        sets.append(f"strategy.communication={communication}")
-    if not spec.resources.model_fields_set & {"cpus", "threads", "pin"}:
-        each = max(1, machine_cores() // max(request.workers))
-        sets.append(f"resources.cpus={each}")
+        value.setdefault("strategy", {})["communication"] = communication
+    return spec_load.load(value).spec
+
+
+def _with_workers(spec: ClusterSpec, workers: int, *, is_simulated: bool) -> ClusterSpec:
+    """Return the spec with its first `workers` tasks that train, and no evaluator.
+
+    Raises UsageError for more workers than it lists addresses for.
+    """
+    listed = [job for job, tasks in spec.cluster.items() if not isinstance(tasks, int)]
+    if listed and not is_simulated and workers > spec.trainer_count:
+        raise UsageError(
+            f"--workers: the spec lists addresses for {spec.trainer_count} workers, not {workers}",
+            fix="list more in the cluster, or name hosts: -H gpu1,gpu2:2 (2 slots)",
+        )
+    chiefs = count(spec.cluster, "chief")
+    numbers: dict[JobName, int] = {"chief": chiefs, "worker": workers - chiefs}
+    cluster: dict[JobName, int | tuple[TaskEntry, ...]] = {}
+    for job, number in numbers.items():
+        tasks = spec.cluster.get(job, number)
+        if number:
+            cluster[job] = number if is_simulated or isinstance(tasks, int) else tasks[:number]
+    return spec.model_copy(update={"cluster": cluster})
+
+
+def _keep(section: dict[str, Any], name: str, known: Collection[str]) -> None:
+    """Leave out what `section` says about tasks or hosts that a run does not have."""
+    if name in section:
+        section[name] = {key: value for key, value in section[name].items() if key in known}
+
+
+def _equal_resources(largest: PlannedCell, workers: int) -> dict[str, Any]:
+    """Return the resources of each worker on this machine: as many in all cells."""
+    written, most = largest.planned.spec.resources, largest.workers
+    resources: dict[str, Any] = {}
+    if not written.model_fields_set & {"cpus", "threads", "pin"}:
+        resources["cpus"] = each = max(1, machine_cores() // most)
         if workers > 1 and workers * each <= machine_cores():
-            sets.append("resources.pin=true")
-    return sets
+            resources["pin"] = True
+    gpus = len(largest.planned.context.gpus or ())
+    if written.gpus is None and gpus >= most:
+        resources["gpus"] = gpus // most
+    return resources
 
 
 def measure(
@@ -153,7 +237,7 @@ def measure(
         tell(done + 1, cell, remaining)
         run = api.start_launch(api.make_launch(cell.planned, _OPTIONS))
         try:
-            measured.append(_measure_cell(run, cell, request.steps))
+            measured.append(measure_cell(run, cell, request))
         finally:
             run.stop(now=True)
         for warning in run.state().warnings:
@@ -164,28 +248,41 @@ def measure(
     return measured
 
 
-def _measure_cell(run: Run, cell: PlannedCell, least: int) -> Measured:
-    """Read events until `least` steps count; raises JobFailed or UsageError if the run ends."""
+def measure_cell(run: Run, cell: PlannedCell, request: StudyRequest) -> Measured:
+    """Read events until enough steps count; raises JobFailed or UsageError if the run ends.
+
+    On the real cluster also until each worker has sent what its steps consist of, if it does.
+    """
     steps, events = Steps(str(cell.planned.plan.chief)), run.events(follow=True)
-    until = time.monotonic() + FIRST_STEP_S
+    first_until = parts_until = math.inf
     while True:
         timed = steps.timed()
-        if len(timed.step_s) >= least and timed.lasted_s >= LEAST_S:
-            return Measured(
-                workers=cell.workers,
-                communication=cell.communication,
-                rate=cell.rate,
-                step_s=timed.step_s,
-                gradient_bytes=steps.gradient_bytes,
-                global_batch=steps.global_batch,
-                busy_cores=timed.cpu_s / timed.lasted_s,
-            )
+        if is_timed := len(timed.step_s) >= request.steps and timed.lasted_s >= LEAST_S:
+            parts_until = min(parts_until, time.monotonic() + PARTS_S)
+            has_parts = bool(request.rates) or steps.tasks_with_parts >= cell.workers
+            if has_parts or time.monotonic() > parts_until:
+                break
         if (event := next(events, None)) is None:
+            if is_timed:
+                break
             run.wait().check()
             raise _ended_early(steps.count)
         steps.note(event)
-        if not steps.count and time.monotonic() > until:
+        if event["type"] == "task_started":  # until then it may be queued, or fetch an image
+            first_until = time.monotonic() + FIRST_STEP_S
+        if not steps.count and time.monotonic() > first_until:
             raise UsageError(f"the job has reported no step for {FIRST_STEP_S:.0f} s", fix=_REPORT)
+    return Measured(
+        workers=cell.workers,
+        communication=cell.communication,
+        rate=cell.rate,
+        step_s=timed.step_s,
+        gradient_bytes=steps.gradient_bytes,
+        global_batch=steps.global_batch,
+        busy_cores=timed.cpu_s / timed.lasted_s,
+        parts=steps.parts(),
+        nodes=tuple(node.name for node in cell.planned.plan.nodes),
+    )
 
 
 def _ended_early(steps: int) -> UsageError:
@@ -208,13 +305,15 @@ class Timed:
 
 @dataclass(slots=True)
 class Steps:
-    """The steps of the task `task`, from the events of its run."""
+    """The steps of a run, which the task `task` leads, from the run's events."""
 
     task: str
     ends: list[tuple[int, float]] = field(default_factory=list)
-    """Step and the time at which it ended, on CLOCK_MONOTONIC."""
+    """Step and the time at which it ended, on the task's CLOCK_MONOTONIC."""
     used: list[tuple[float, float]] = field(default_factory=list)
     """The time of a step's end and the processor time until then."""
+    windows: list[Mapping[str, Any]] = field(default_factory=list)
+    """The events ``step_times`` of all tasks: what some steps consist of."""
     gradient_bytes: int | None = None
     global_batch: float | None = None
 
@@ -224,25 +323,25 @@ class Steps:
         return len(self.ends)
 
     def note(self, event: Mapping[str, Any]) -> None:
-        """Take what an event says about the task's steps; ignore all others."""
-        if event.get("task") != self.task:
+        """Take what an event says about the steps; ignore all others."""
+        if event["type"] == "step_times":
+            self.windows.append(event)
+        elif event.get("task") != self.task:
             return
-        if event["type"] == "step_ends":
+        elif event["type"] == "step_ends":
             self.ends += zip(event["steps"], event["times"], strict=True)
             self.used.append((event["times"][-1], event["cpu_s"]))
             self.gradient_bytes = event.get("gradient_bytes", self.gradient_bytes)
         elif event["type"] == "progress" and event.get("mean_examples_per_second"):
             batch = event["mean_examples_per_second"] / event["mean_steps_per_second"]
-            self.global_batch = float(round(batch)) if batch >= 1 else batch
+            self.global_batch = float(round(batch)) or batch  # the two are rounded
 
     def timed(self) -> Timed:
         """Return the steps that began after the warm-up.
 
         One report may end several steps (`steps_per_execution`): each gets an equal part.
         """
-        warm_at = self.ends[0][1] + WARM_UP_S if self.ends else 0.0
-        counted = [entry for entry in self.ends[WARM_UP_STEPS:] if entry[1] >= warm_at]
-        step_s = list[float]()
+        counted, step_s = self._warm_ends(), list[float]()
         for (before, began), (number, end) in pairwise(counted):
             if number > before:
                 step_s += [(end - began) / (number - before)] * (number - before)
@@ -254,6 +353,38 @@ class Steps:
             return Timed(tuple(step_s), ended - began)
         share = (inside[-1][1] - inside[0][1]) / (inside[-1][0] - inside[0][0])
         return Timed(tuple(step_s), ended - began, share * (ended - began))
+
+    def _warm_ends(self) -> list[tuple[int, float]]:
+        """Return the ends of steps after the warm-up."""
+        warm_at = self.ends[0][1] + WARM_UP_S if self.ends else 0.0
+        return [entry for entry in self.ends[WARM_UP_STEPS:] if entry[1] >= warm_at]
+
+    @property
+    def tasks_with_parts(self) -> int:
+        """The number of tasks that have sent what steps after the warm-up consist of."""
+        return len({window["task"] for window in self._warm_windows()})
+
+    def _warm_windows(self) -> list[Mapping[str, Any]]:
+        ends = self._warm_ends()
+        return [w for w in self.windows if ends and w["step"] - w["steps"] >= ends[0][0]]
+
+    def parts(self) -> dict[str, float] | None:
+        """Return the parts of a step after the warm-up in seconds, as a mean over the tasks.
+
+        None if no task has sent them.
+        """
+        of_tasks: dict[str, Counter[str]] = {}
+        steps = Counter[str]()
+        for window in self._warm_windows():
+            of_tasks.setdefault(window["task"], Counter()).update(window["parts"])
+            steps[window["task"]] += window["steps"]
+        if not of_tasks:
+            return None
+        names = dict.fromkeys(name for parts in of_tasks.values() for name in parts)
+        return {
+            name: statistics.fmean(parts[name] / steps[task] for task, parts in of_tasks.items())
+            for name in names
+        }
 
 
 def machine_cores() -> int:

@@ -1,14 +1,15 @@
 """A scaling study: from the measured steps of each cell to its numbers, the fit, predictions; pure.
 
 A cell is a number of workers, a communication and a rate of the network. One worker sends nothing,
-so it has one cell, with which all others are compared.
+so it has one cell, with which all others are compared. On the real cluster the rate is unknown:
+there is no model, and the tasks measure what a step consists of.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, Final
@@ -20,6 +21,8 @@ _FULL: Final = 0.9
 _NEGLIGIBLE: Final = 0.1
 """The part of a step up to which its compute time may be wrong."""
 _BITS: Final = 8
+PARTS: Final = ("input", "compute", "waiting", "transfer", "callbacks", "other")
+"""The parts of a step, as in the event ``step_times``."""
 _IN_JSON: Final = (
     *("compute_s", "collective_s", "ring_s", "examples_per_second", "efficiency", "load"),
     *("is_crowded", "is_held_out", "fitted_s", "error"),
@@ -33,8 +36,9 @@ class Measured:
 
     workers: int
     communication: str | None
+    """The algorithm; None for one worker and for the spec's own."""
     rate: float | None
-    """Bits per second of every port; both are None for one worker."""
+    """Bits per second of every port; None for one worker and on the real cluster."""
     step_s: tuple[float, ...]
     """Seconds of each step, without the first ones."""
     gradient_bytes: int | None = None
@@ -43,6 +47,10 @@ class Measured:
     """Examples of a step over all workers; None if unknown."""
     busy_cores: float | None = None
     """The processor time per second that one worker used meanwhile."""
+    parts: Mapping[str, float] | None = None
+    """Part of `PARTS` → seconds of a step, as a mean over the workers; None if not reported."""
+    nodes: tuple[str, ...] = ()
+    """The nodes that the workers ran on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +64,10 @@ class Cell:
     """The quartiles of the steps."""
     load: float
     """The compute time as a multiple of that of one worker alone."""
-    compute_s: float
-    """The time of one worker alone, times `load`."""
-    collective_s: float
-    """The rest of the step."""
+    compute_s: float | None
+    """The time of one worker alone, times `load`; on the real cluster what the workers measured."""
+    collective_s: float | None
+    """The rest of the step; on the real cluster the waiting and the transfer."""
     ring_s: float | None
     """The least time of a ring: 2(N-1)/N · volume / rate; None if the volume is unknown."""
     efficiency: float
@@ -78,7 +86,9 @@ class Cell:
     @property
     def of_ring(self) -> float | None:
         """The collective time as a multiple of the ring's least time."""
-        return self.collective_s / self.ring_s if self.ring_s else None
+        if self.collective_s is None or not self.ring_s:
+            return None
+        return self.collective_s / self.ring_s
 
     @property
     def examples_per_second(self) -> float | None:
@@ -87,7 +97,7 @@ class Cell:
 
     def to_json(self) -> dict[str, Any]:
         """Return the numbers; times in seconds, rates in bits per second."""
-        measured = ("workers", "communication", "rate", "busy_cores")
+        measured = ("workers", "communication", "rate", "nodes", "busy_cores", "parts")
         return {
             **{name: getattr(self.measured, name) for name in measured},
             "steps": len(self.measured.step_s),
@@ -124,13 +134,20 @@ class Study:
     """Everything that a study found."""
 
     name: str
-    cores: int
+    backend: str
+    cores: int | None
+    """The cores of the machine that all workers share; None for several machines."""
     gradient_bytes: int | None
     cells: tuple[Cell, ...]
     fits: Mapping[str, Fit]
     """Communication → the fit of its cells."""
     predictions: tuple[Predicted, ...]
     notes: tuple[str, ...] = ()
+
+    @property
+    def is_simulated(self) -> bool:
+        """True if the networks were simulated, with known rates."""
+        return _is_simulated(cell.measured for cell in self.cells)
 
     @property
     def held_out_error(self) -> float | None:
@@ -149,6 +166,8 @@ class Study:
         """Return the study for JSON: times in seconds, rates in bits per second."""
         return {
             "name": self.name,
+            "backend": self.backend,
+            "is_simulated": self.is_simulated,
             "cores": self.cores,
             "gradient_bytes": self.gradient_bytes,
             "cells": [cell.to_json() for cell in self.cells],
@@ -172,18 +191,27 @@ class Study:
 
 
 def analyse(
-    name: str, measured: Sequence[Measured], *, cores: int, predict: Sequence[int] = ()
+    name: str,
+    measured: Sequence[Measured],
+    *,
+    backend: str,
+    cores: int | None,
+    predict: Sequence[int] = (),
+    notes: Sequence[str] = (),
 ) -> Study:
     """Return the study of the measured cells, one of which has one worker.
 
     `cores`: those of the machine that all workers share. Cells of as many workers as `predict`
-    names are not used for the fit: they test its predictions.
+    names are not used for the fit: they test its predictions. `notes` come before the study's own.
     """
     alone = next(cell for cell in measured if cell.workers == 1)
     cells = [_cell(cell, alone, cores, cell.workers in predict) for cell in measured]
+    if not _is_simulated(measured):
+        cells = [_with_measured_parts(cell) for cell in cells]
     volumes = [cell.gradient_bytes for cell in measured if cell.gradient_bytes is not None]
     fits, fitted, predictions = {}, list(cells), list[Predicted]()
-    for communication in dict.fromkeys(c.communication for c in measured if c.communication):
+    with_rate = [c.communication for c in measured if c.communication and c.rate]
+    for communication in dict.fromkeys(with_rate):
         used = [c for c in cells if c.measured.communication in (None, communication)]
         points = [
             Point(cell.measured.workers, cell.measured.rate, cell.median_s, cell.load)
@@ -197,16 +225,29 @@ def analyse(
             predictions += _predict(communication, of_used, predict, tuple(rates))
     study = Study(
         name=name,
+        backend=backend,
         cores=cores,
         gradient_bytes=volumes[0] if volumes else None,
         cells=tuple(fitted),
         fits=fits,
         predictions=tuple(predictions),
     )
-    return replace(study, notes=(*_notes(study, alone), *_notes_of_fits(study)))
+    return replace(study, notes=(*notes, *_notes(study, alone), *_notes_of_fits(study)))
 
 
-def _cell(measured: Measured, alone: Measured, cores: int, is_held_out: bool) -> Cell:
+def _is_simulated(measured: Iterable[Measured]) -> bool:
+    return any(cell.rate is not None for cell in measured)
+
+
+def _with_measured_parts(cell: Cell) -> Cell:
+    """Return the cell with what its workers have measured, in place of what one worker needs."""
+    if (parts := cell.measured.parts) is None:
+        return replace(cell, compute_s=None, collective_s=None)
+    collective = sum(parts.get(name, 0.0) for name in ("waiting", "transfer"))
+    return replace(cell, compute_s=parts.get("compute"), collective_s=collective)
+
+
+def _cell(measured: Measured, alone: Measured, cores: int | None, is_held_out: bool) -> Cell:
     median, low, high = statistics.median(measured.step_s), measured.step_s[0], measured.step_s[0]
     if len(measured.step_s) > 1:
         low, _, high = statistics.quantiles(measured.step_s, n=4, method="inclusive")
@@ -232,13 +273,14 @@ def _cell(measured: Measured, alone: Measured, cores: int, is_held_out: bool) ->
     )
 
 
-def _load(measured: Measured, alone: Measured, cores: int) -> float:
+def _load(measured: Measured, alone: Measured, cores: int | None) -> float:
     """Return the compute time of a cell as a multiple of that of one worker alone.
 
     It grows with the batch of a worker, and where the workers need more cores than there are: a
     worker needs those that it keeps busy alone, and a core that is shared serves each in turn.
     """
-    return max(1.0, _needed_cores(measured, alone) / cores) * _batch_ratio(measured, alone)
+    crowding = 1.0 if cores is None else max(1.0, _needed_cores(measured, alone) / cores)
+    return crowding * _batch_ratio(measured, alone)
 
 
 def _needed_cores(measured: Measured, alone: Measured) -> float:
@@ -253,12 +295,14 @@ def _batch_ratio(measured: Measured, alone: Measured) -> float:
     return measured.global_batch / measured.workers / alone.global_batch
 
 
-def _is_crowded(measured: Measured, alone: Measured, cores: int, compute_part: float) -> bool:
+def _is_crowded(
+    measured: Measured, alone: Measured, cores: int | None, compute_part: float
+) -> bool:
     """Return whether the workers keep nearly all cores busy, or wait for one while they compute.
 
     The latter does not matter where the computation is a small part of the step.
     """
-    if measured.workers == 1:
+    if measured.workers == 1 or cores is None:
         return False
     is_full = measured.workers * (measured.busy_cores or 0.0) >= _FULL * cores
     return is_full or (_needed_cores(measured, alone) > cores and compute_part > _NEGLIGIBLE)
@@ -283,7 +327,7 @@ def _predict(
 def _notes(study: Study, alone: Measured) -> Iterator[str]:
     """Yield what a reader must know to judge the numbers."""
     sent = [cell for cell in study.cells if cell.measured.workers > 1]
-    if study.gradient_bytes is None:
+    if study.gradient_bytes is None and study.is_simulated:
         yield (
             "the job does not report the size of its gradients, so the ring's least time is"
             " unknown: call tfcluster_workers.reporting.gradients(variables)"
@@ -295,14 +339,13 @@ def _notes(study: Study, alone: Measured) -> Iterator[str]:
             " steps include waiting for a core, as on no cluster of hosts"
         )
     if sent and alone.global_batch is None:
-        yield (
-            "the batch is unknown: the compute time is that of one worker, as if each worker had"
-            " the same batch"
-        )
+        what = "the compute time is that of one worker" if study.is_simulated else "efficiency is"
+        yield f"the batch is unknown: {what}, as if each worker had the same batch"
     elif any(abs(_batch_ratio(cell.measured, alone) - 1) > 0.01 for cell in sent):
-        yield (
-            "the batch of a worker depends on the number of workers: the compute time of one worker"
-            " is scaled with it"
+        yield "the batch of a worker depends on the number of workers: " + (
+            "the compute time of one worker is scaled with it"
+            if study.is_simulated
+            else "efficiency compares the examples per second"
         )
 
 

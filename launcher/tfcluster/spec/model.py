@@ -136,15 +136,19 @@ class ClusterSpec(Section):
         places = (kind.place(f, n, "127.0.0.1", self.runtime) for n, f in enumerate(files))
         return tuple(dict.fromkeys(node for node, _ in places))
 
+    @property
+    def known_hosts(self) -> tuple[str, ...]:
+        """The hosts, or nodes that the backend makes, that may have settings of their own."""
+        if made := self._made_nodes():
+            return made
+        has_numbers = any(isinstance(tasks, int) for tasks in self.cluster.values())
+        return (*self.hosts, *(("127.0.0.1",) if has_numbers else ()))
+
     def _check_hosts(self) -> Iterator[Mistake]:
-        names, known = self._made_nodes(), {"*"}
-        if not names:
-            names = self.hosts
-            if any(isinstance(tasks, int) for tasks in self.cluster.values()):
-                known.add("127.0.0.1")
+        names = self.known_hosts
         for key in self.runtime.hosts:
-            if key not in known.union(names):
-                choices = f"one of {', '.join(names)}, or" if names else "127.0.0.1, or"
+            if key != "*" and key not in names:
+                choices = f"one of {', '.join(names)}, or" if len(names) > 1 else f"{names[0]}, or"
                 message = f"no address of the cluster has the host {shorten(key)}"
                 fix = f'use {choices} "*"'
                 yield Mistake(("runtime", "hosts", key), message, fix, on_key=True)

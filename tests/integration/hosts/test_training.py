@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -220,6 +221,22 @@ def test_a_profile_has_the_trace_of_every_host(gangs: Gangs) -> None:
     stopped = office.start("down", "traced")
     assert stopped.end(HANG_S) == 0, stopped.said
     assert run.end(HANG_S) == 143, run.said
+
+
+def test_a_scaling_study_runs_on_the_first_hosts_of_the_spec(gangs: Gangs) -> None:
+    addresses = [host.address for host in gangs.hosts]
+    spec = gangs.office.spec(
+        cluster={"worker": [f"{address}:2222" for address in addresses]},
+        job={"module": "tfcluster_workers.jobs.gradient_volume"},
+        runtime={"hosts": {"*": {"python": str(PYTHONS["tf215"])}, addresses[2]: {"env": {}}}},
+    )
+    run = gangs.office.start("scale", str(spec), "--steps=20", "--json", "--", "--steps=1000000")
+    assert run.end(HANG_S) == 0, run.said
+    study = json.loads(next(line for line in run.said.splitlines() if line.startswith("{")))
+    assert (study["backend"], study["cores"], study["gradient_bytes"]) == ("ssh", None, 4e6)
+    assert [cell["nodes"] for cell in study["cells"]] == [addresses[:1], addresses[:2]]
+    assert all(cell["steps"] >= 20 and cell["examples_per_second"] > 0 for cell in study["cells"])
+    assert not [*gangs.office.home.root.glob(".local/state/tfcluster/runs/far-*")]
 
 
 def tasks(count: int) -> list[str]:

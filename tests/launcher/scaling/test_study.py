@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import pytest
 
-from tfcluster.scaling.study import Measured, Study, analyse
+from tfcluster.scaling import study as studies
+from tfcluster.scaling.study import Measured, Study
 
 VOLUME = 4_000_000
 
@@ -17,6 +19,10 @@ def cell(workers: int, rate: float | None, step_s: float, **more: object) -> Mea
     communication = None if workers == 1 else "RING"
     found = Measured(workers, communication, rate, (step_s,) * 9, VOLUME, 8.0 * workers, 0.2)
     return replace(found, **more)  # type: ignore[arg-type]
+
+
+def analyse(name: str, cells: list[Measured], **more: Any) -> Study:
+    return studies.analyse(name, cells, **{"backend": "simulated", **more})
 
 
 def ring_s(workers: int, rate: float) -> float:
@@ -122,3 +128,35 @@ def test_workers_that_have_too_few_cores_compute_longer_and_are_marked(
     assert load is None or found.cells[1].load == load
     assert load is None or found.cells[1].compute_s == pytest.approx(alone_s * load)
     assert any("need more than the 2 cores" in note for note in found.notes) is is_crowded
+
+
+PARTS = {"input": 0.01, "compute": 0.03, "waiting": 0.02, "transfer": 0.03, "callbacks": 0.01}
+
+
+def test_on_the_real_cluster_the_workers_have_measured_what_a_step_consists_of() -> None:
+    alone = cell(1, None, 0.05, parts={"compute": 0.04, "other": 0.01})
+    found = analyse("demo", [alone, cell(2, None, 0.1, parts=PARTS)], backend="ssh", cores=None)
+    assert not found.is_simulated
+    assert [c.compute_s for c in found.cells] == [0.04, 0.03]
+    assert [c.collective_s for c in found.cells] == pytest.approx([0.0, 0.05])
+    assert found.cells[1].efficiency == pytest.approx(0.5)
+    assert (found.fits, found.cells[1].ring_s, found.notes) == ({}, None, ())
+    data = json.loads(json.dumps(found.to_json()))
+    assert (data["backend"], data["cores"], data["is_simulated"]) == ("ssh", None, False)
+    assert data["cells"][1]["parts"] == PARTS
+
+
+def test_without_reported_parts_nothing_is_said_about_them() -> None:
+    cells = [cell(1, None, 0.05), replace(cell(2, None, 0.1), communication="NCCL")]
+    found = analyse("demo", cells, backend="slurm", cores=None, notes=("uneven",))
+    assert [(c.compute_s, c.collective_s) for c in found.cells] == [(None, None)] * 2
+    assert (found.fits, found.notes) == ({}, ("uneven",))
+
+
+def test_the_batch_decides_what_efficiency_means() -> None:
+    alone = cell(1, None, 0.05, global_batch=32.0)
+    same = analyse("demo", [alone, cell(2, None, 0.05, global_batch=32.0)], cores=None)
+    assert same.cells[1].efficiency == pytest.approx(0.5)
+    assert any("efficiency compares the examples per second" in note for note in same.notes)
+    unknown = analyse("demo", [replace(c.measured, global_batch=None) for c in same.cells], cores=2)
+    assert any("efficiency is, as if" in note for note in unknown.notes)

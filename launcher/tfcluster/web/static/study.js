@@ -1,4 +1,5 @@
 // The page of a scaling study: tables of its cells and predictions, and charts over the workers.
+// Without simulated networks there are no rates and no model, but what a step consists of.
 
 import { seriesColour, showCharts } from "./charts.js";
 import { byId, clean, el, write } from "./dom.js";
@@ -18,17 +19,17 @@ function bits(rate) {
   return `${+rate.toPrecision(3)} ${unit}/s`;
 }
 
+const COLLECTIVE = [
+  "The collective",
+  stepTime,
+  ({ workers, communication, compute_s }, step_s) =>
+    workers === 1 ? 0 : Math.max(0, step_s - (compute_s ?? study.fits[communication].compute_s)),
+];
+
 /** Title, format, and the value that a chart shows of a cell or a prediction whose step takes `step_s`. */
 const CHARTS = [
   ["A step", stepTime, (_, step_s) => step_s],
-  [
-    "The collective",
-    stepTime,
-    ({ workers, communication, compute_s }, step_s) =>
-      workers === 1
-        ? 0
-        : Math.max(0, step_s - (compute_s ?? study.fits[communication].compute_s)),
-  ],
+  ...(study.is_simulated ? [COLLECTIVE] : []),
   [
     "Efficiency of a worker",
     percent,
@@ -41,8 +42,9 @@ function curves() {
   const alone = study.cells.filter((cell) => cell.workers === 1);
   const found = new Map();
   for (const cell of study.cells) {
-    if (cell.communication === null || cell.rate === null) continue;
-    const name = `${cell.communication}, ${bits(cell.rate)}`;
+    if (cell.workers === 1) continue;
+    const rate = cell.rate === null ? null : bits(cell.rate);
+    const name = [cell.communication, rate].filter(Boolean).join(", ") || "measured";
     if (!found.has(name)) found.set(name, [...alone]);
     found.get(name).push(cell);
   }
@@ -81,6 +83,17 @@ function linesOf({ name, cells, predictions }, index, value) {
   return (model.length ? [measured, fitted] : [measured]).map(latest);
 }
 
+/** Return a chart of what a step consists of: a line for each part. */
+function chartOfParts({ name, cells }) {
+  const known = cells.filter((cell) => cell.parts !== null);
+  const names = [...new Set(known.flatMap((cell) => Object.keys(cell.parts)))];
+  const lines = names.map((part, index) => {
+    const points = known.map((cell) => [cell.workers, cell.parts[part] ?? 0]);
+    return { label: part, colour: seriesColour(index), points, latest: points.at(-1)[1] };
+  });
+  return { title: `Parts of a step, ${name}`, format: stepTime, lines };
+}
+
 function drawCharts() {
   const all = curves();
   const more = all.slice(MOST_LINES).map(({ name }) => `not drawn: ${name}`).join(", ");
@@ -88,7 +101,9 @@ function drawCharts() {
     const lines = all.slice(0, MOST_LINES).flatMap((one, index) => linesOf(one, index, value));
     return { title, format, lines, more };
   });
-  showCharts(byId("charts"), drawn, [], "workers");
+  const parts = study.is_simulated ? [] : all.map(chartOfParts);
+  const charts = [...drawn, ...parts.filter(({ lines }) => lines.length)];
+  showCharts(byId("charts"), charts, [], "workers");
 }
 
 function showTable(id, { headers, rows, right_aligned: numbers }) {
@@ -101,15 +116,15 @@ function showTable(id, { headers, rows, right_aligned: numbers }) {
 
 write(byId("name"), `Scaling of ${study.name}`);
 document.title = `Scaling of ${clean(study.name)} · tfcluster`;
-write(
-  byId("facts"),
-  `Measured on ${study.cores} cores of one machine, on simulated networks. ${inside.command}`,
-);
+write(byId("facts"), `Measured on ${inside.place}. ${inside.command}`);
 showTable("cells", inside.cells);
 byId("fits").append(
   ...inside.fits.map(([name, text]) => el("div", {}, el("dt", {}, name), el("dd", {}, text))),
 );
 byId("notes").append(...study.notes.map((note) => el("li", {}, note)));
+byId("parts-section").hidden = study.is_simulated;
+if (!study.is_simulated) showTable("parts", inside.parts);
+byId("model").hidden = !Object.keys(study.fits).length;
 byId("predictions-section").hidden = !study.predictions.length;
 if (study.predictions.length) showTable("predictions", inside.predictions);
 drawCharts();
