@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -24,31 +25,41 @@ pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(400)
 
 def test_a_slower_network_has_longer_steps_and_nothing_is_left(shell: CommandLine) -> None:
     done = shell.run(
-        *("scale", str(SPEC), "--json", "--rate", "20mbit,80mbit", "--steps", "6"),
+        *("scale", str(SPEC), "--rate", "20mbit,80mbit,1gbit", "--steps", "6"),
         *("--predict", "3", "-o", "page.html", f"--python={sys.executable}"),
         *("--", "--steps", "1000000", "--megabytes", str(MEGABYTES)),
         timeout=380,
     )
     assert done.code == 0, done.err[-4000:]
-    study = json.loads(done.out)
-    alone, slow, fast = study["cells"]
+    printed = done.out.decode()
+    assert unprinted("guides/scaling-study.md", "of the rate reached", printed) == []
+    study = study_in(shell.cwd / "page.html")
+    alone, *several = study["cells"]
     assert (alone["workers"], alone["rate"], alone["collective_s"]) == (1, None, 0)
-    assert [(c["workers"], c["communication"], c["rate"]) for c in (slow, fast)] == [
-        (2, "AUTO", SLOW),
-        (2, "AUTO", FAST),
+    assert [(c["workers"], c["communication"], c["rate"]) for c in several] == [
+        (2, "AUTO", rate) for rate in (SLOW, FAST, 1e9)
     ]
+    slow, fast, _ = several
     assert min(cell["steps"] for cell in study["cells"]) >= 6
     assert study["gradient_bytes"] == MEGABYTES * 1e6
     assert slow["step_s"] > fast["step_s"]
     # Two workers send and receive half of the volume twice.
     assert slow["ring_s"] == pytest.approx(MEGABYTES * 8e6 / SLOW)
     assert slow["collective_s"] >= 0.9 * slow["ring_s"]
-    assert [(p["workers"], p["rate"]) for p in study["predictions"]] == [(3, SLOW), (3, FAST)]
-    assert study["predictions"][0]["step_s"] > slow["step_s"] * 0.9
+    predicted = study["predictions"]
+    assert [(p["workers"], p["rate"]) for p in predicted] == [(3, r) for r in (SLOW, FAST, 1e9)]
+    assert predicted[0]["step_s"] > slow["step_s"] * 0.9
     assert {"compute_s", "latency_s", "effective_bits", "spread"} <= study["fits"]["AUTO"].keys()
-    assert "cell 3 of 3: 2 workers, AUTO at " in done.err
+    assert "cell 4 of 4: 2 workers, AUTO at " in done.err
     assert "Predicted for hosts" in (shell.cwd / "page.html").read_text()
     assert not list(shell.home.glob("runs/*"))
+
+
+def study_in(page: Path) -> Any:
+    """Return the study that a page has inside."""
+    data = re.search(r'<script id="data"[^>]*>(.*?)</script>', page.read_text(), re.DOTALL)
+    assert data is not None
+    return json.loads(data[1])["study"]
 
 
 def test_the_real_cluster_is_measured_without_rates(shell: CommandLine) -> None:
@@ -61,11 +72,8 @@ def test_the_real_cluster_is_measured_without_rates(shell: CommandLine) -> None:
     assert "cell 2 of 2: 2 workers;" in done.err
     printed = done.out.decode()
     assert unprinted("guides/scaling-study.md", "a step consists of", printed) == []
-    page = (shell.cwd / "page.html").read_text()
-    assert "local: " in page
-    data = re.search(r'<script id="data"[^>]*>(.*?)</script>', page, re.DOTALL)
-    assert data is not None
-    study = json.loads(data[1])["study"]
+    assert "local: " in (shell.cwd / "page.html").read_text()
+    study = study_in(shell.cwd / "page.html")
     assert (study["backend"], study["is_simulated"], study["fits"]) == ("local", False, {})
     alone, both = study["cells"]
     assert (alone["workers"], alone["efficiency"], alone["rate"]) == (1, 1.0, None)
@@ -76,17 +84,6 @@ def test_the_real_cluster_is_measured_without_rates(shell: CommandLine) -> None:
     assert both["examples_per_second"] == pytest.approx(2 / both["step_s"])
     assert both["efficiency"] == pytest.approx(alone["step_s"] / both["step_s"])
     assert not list(shell.home.glob("runs/*"))
-
-
-def test_the_table_is_that_of_the_guide(shell: CommandLine) -> None:
-    done = shell.run(
-        *("scale", str(SPEC), "--rate", "40mbit,160mbit,1gbit", "--steps", "3"),
-        *(f"--python={sys.executable}", "--", "--steps", "1000000", "--megabytes", "1"),
-        timeout=380,
-    )
-    assert done.code == 0, done.err[-4000:]
-    printed = done.out.decode()
-    assert unprinted("guides/scaling-study.md", "of the rate reached", printed) == []
 
 
 def test_ctrl_c_ends_the_run_that_is_measured(shell: CommandLine) -> None:

@@ -135,7 +135,8 @@ class StepParts:
         graphs, before = self.read_graphs(), self._graphs
         inside, self._graphs = graphs - before, graphs
         seconds = sum(spent.values()) - spent.get(EVALUATION, 0.0)
-        input_s, collective_s = inside.input_s, inside.collective_s
+        # A change of the system's clock must not make them negative.
+        input_s, collective_s = max(0.0, inside.input_s), max(0.0, inside.collective_s)
         compute_s = max(0.0, spent.get(FUNCTION, 0.0) - input_s - collective_s)
         self._entries.append(
             (

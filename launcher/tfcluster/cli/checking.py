@@ -109,8 +109,9 @@ def doctor(spec: str | None, changes: PlanOptions, deep: bool, as_json: bool) ->
     if spec is None and not changes.touches_spec:
         report = examine_this_machine(changes.python, deep=deep)
     else:
-        report = examine(planning.plan(spec, changes), deep=deep, tell=terminal.say)
-        remember(report)
+        planned = planning.plan(spec, changes)
+        report = examine(planned, deep=deep, tell=terminal.say)
+        remember(report, planned.plan)
     if as_json:
         terminal.emit_json(report.to_json())
     else:

@@ -23,10 +23,13 @@ if TYPE_CHECKING:
 _FILE = "links.json"
 
 
-def remember(report: PreflightReport) -> None:
-    """Keep the speed of the ring of all workers of a report; without one, or a home, nothing."""
+def remember(report: PreflightReport, plan: Plan) -> None:
+    """Keep the speed of the ring of all workers of a report; without one, or a home, nothing.
+
+    Simulated networks are left out: their nodes have the same names in every spec.
+    """
     rings = [each for each in report.all_reduces if each.communication == "RING"]
-    if not rings:
+    if not rings or any(node.network == "simulated" for node in plan.nodes):
         return
     ring = max(rings, key=lambda each: len(each.workers))
     fact = {"gb_per_s": round(ring.link_gb_per_s, 4), "time": round(time.time())}

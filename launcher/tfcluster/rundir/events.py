@@ -259,6 +259,8 @@ class StepVerdict(Event):
     """``input``, ``network``, ``straggler``, ``python``, ``compute``; None: not clear any more."""
     causes: tuple[str, ...] = ()
     """The tasks that all others wait for; empty where all are alike."""
+    share: float | None = None
+    """The share of a step, 0 to 1, that the part takes."""
     message: str | None = None
     fix: str | None = None
 

@@ -110,21 +110,24 @@ class Conditions:
     memory_stall: float | None = None
     clock: float | None = None
 
-    def describe(self) -> str:
-        """Return what is unusual; empty if nothing is."""
+    def describe(self, others: Sequence[Conditions]) -> str:
+        """Return what is unusual beside the `others`; empty if nothing is."""
         texts = []
         if self.throttled >= _THROTTLED:
             texts.append(f"a CPU quota stops it {self.throttled:.0%} of the time")
         if self.memory_stall is not None and self.memory_stall >= _STALLED:
             texts.append(f"its node waits for memory {self.memory_stall:.0%} of the time")
-        if self.clock is not None and self.clock <= _SLOW_CLOCK:
-            texts.append(f"its node's clock is at {self.clock:.0%}")
+        clocks = [other.clock for other in others if other.clock is not None]
+        if self.clock is not None and clocks:
+            usual = statistics.median(clocks)
+            if self.clock <= _SLOW_CLOCK * usual:
+                texts.append(f"its node's clock is at {self.clock:.0%}, theirs at {usual:.0%}")
         if self.load is not None and self.load >= _LOADED:
             texts.append(f"its node has a load of {self.load:.1f} per core")
         return ", ".join(texts)
 
 
-_THROTTLED, _STALLED, _SLOW_CLOCK, _LOADED = 0.2, 0.1, 0.7, 1.5
+_THROTTLED, _STALLED, _SLOW_CLOCK, _LOADED = 0.2, 0.1, 0.8, 1.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +175,8 @@ class StepVerdict:
     """The tasks that the others wait for; empty where all are alike."""
     message: str
     fix: str
+    share: float
+    """The share of a step that the part takes; a straggler's own work is the part."""
 
 
 @dataclass(slots=True)
@@ -257,7 +262,8 @@ class StepTimes:
                 seconds=round(parts.seconds, 4),
                 parts=parts.to_json(),
             )
-        yield from self._judge(window, report.attempt)
+        if {*self._reported} <= {*together}:  # tasks that train alone have no common verdict
+            yield from self._judge(window, report.attempt)
 
     def _take_window(self, together: Sequence[str]) -> Window | None:
         """Remove and return the steps that all tasks have reported, if they last long enough."""
@@ -296,7 +302,7 @@ class StepTimes:
         self._doubted_s = self._doubted_s + seconds if is_doubted else 0.0
         if self._agreed_s < SURE_S:
             verdict = self.given if self._doubted_s < DOUBTED_S else None
-        if _key(verdict) != _key(self.given):
+        if _key(verdict) != _key(self.given) or _has_moved(verdict, self.given):
             self.given = verdict
             yield _event(verdict, attempt)
 
@@ -309,6 +315,13 @@ def _key(verdict: StepVerdict | None) -> tuple[object, ...]:
     return () if verdict is None else (verdict.bound, verdict.causes)
 
 
+def _has_moved(verdict: StepVerdict | None, given: StepVerdict | None) -> bool:
+    """Return whether the figures of a verdict have changed so much that it is given again."""
+    if verdict is None or given is None:
+        return False
+    return abs(verdict.share - given.share) >= NOTICEABLE
+
+
 def _event(verdict: StepVerdict | None, attempt: int) -> ev.StepVerdict:
     if verdict is None:
         return ev.StepVerdict(attempt=attempt)
@@ -316,6 +329,7 @@ def _event(verdict: StepVerdict | None, attempt: int) -> ev.StepVerdict:
         attempt=attempt,
         bound=str(verdict.bound),
         causes=verdict.causes,
+        share=round(verdict.share, 3),
         message=verdict.message,
         fix=verdict.fix,
     )
@@ -385,7 +399,8 @@ def judge(window: Window, *, names_tasks: bool = True) -> StepVerdict | None:
     if throttled is not None:
         return _explain(window, Bound.STRAGGLER, (slowest,), parts, usual)
     tasks = (slowest,) if is_alone and names_tasks else ()
-    if shares[Bound.INPUT] >= max(WAITS_FOR_INPUT, shares[Bound.PYTHON]):
+    least = max(WAITS_FOR_INPUT, shares[Bound.PYTHON], shares[Bound.NETWORK] / 2)
+    if shares[Bound.INPUT] >= least:
         return _explain(window, Bound.INPUT, tasks, parts, usual)
     if is_alone:
         excess = {
@@ -410,7 +425,14 @@ def _explain(
         share, whole_s = seconds / parts.seconds, parts.seconds / window.steps
         return f"{share:.0%} of a step ({_ms(seconds / window.steps)} of {_ms(whole_s)})"
 
-    who = join_first(tasks) or ("each task" if len(window.tasks) > 1 else "the task")
+    who = join_first(tasks) or ("the slowest task" if len(window.tasks) > 1 else "the task")
+    seconds = {
+        Bound.INPUT: parts.input,
+        Bound.NETWORK: parts.transfer,
+        Bound.PYTHON: parts.python,
+        Bound.STRAGGLER: parts.own,
+        Bound.COMPUTE: parts.compute,
+    }[bound]
     if bound is Bound.INPUT:
         message = f"input-bound: {who} waits {part(parts.input)} for its next batch"
     elif bound is Bound.NETWORK:
@@ -418,13 +440,13 @@ def _explain(
     elif bound is Bound.PYTHON:
         in_callbacks = parts.callbacks >= parts.other
         where = "callbacks take" if in_callbacks else "Python outside of functions takes"
-        seconds = parts.callbacks if in_callbacks else parts.other
-        message = f"Python-bound: {where} {part(seconds)} in {who}"
+        most = parts.callbacks if in_callbacks else parts.other
+        message = f"Python-bound: {where} {part(most)} in {who}"
     elif bound is Bound.STRAGGLER:
         message = f"straggler: {'; '.join(_describe_straggler(window, who, parts, usual))}"
     else:
         message = f"compute-bound: computing takes {part(parts.compute)}"
-    return StepVerdict(bound, tasks, message, _FIXES[bound])
+    return StepVerdict(bound, tasks, message, _FIXES[bound], seconds / parts.seconds)
 
 
 def _describe_straggler(window: Window, task: str, parts: Parts, usual: Parts) -> Iterator[str]:
@@ -438,7 +460,8 @@ def _describe_straggler(window: Window, task: str, parts: Parts, usual: Parts) -
         )
     else:
         yield f"{task} is not much slower than the others in its own part of a step"
-    if about := window.conditions.get(task, Conditions()).describe():
+    others = [each for name, each in window.conditions.items() if name != task]
+    if about := window.conditions.get(task, Conditions()).describe(others):
         yield about
 
 

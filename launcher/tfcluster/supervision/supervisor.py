@@ -150,7 +150,8 @@ class Supervisor:
         self.restarting.begin()
         self.alerts.begin()
         self.silence, self.positions, self.has_probed_links = Silence(), None, False
-        self.step_times = StepTimes(self.step_times.link, len(self.plan.nodes) > 1)
+        nodes = {self.plan.task(task).node for task in members if task.trains}
+        self.step_times = StepTimes(self.step_times.link, len(nodes) > 1)
         return self.end.begin(number, members)
 
     def order(self, tasks: Iterable[TaskId], attempt: int, now: float) -> list[TaskId]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from itertools import starmap
@@ -64,7 +65,6 @@ def describe_results(snapshot: RunSnapshot) -> tuple[tuple[str, str], ...]:
         speed.append(f"{format_large_rate(figures.mean_rate)} {figures.unit}/s on average")
     if lead.first_step_s is not None:
         speed.append(f"first step after {format_duration(lead.first_step_s)}")
-    verdict = snapshot.step_verdict or {}
     evaluators = [task.metrics for task in snapshot.tasks if task.task.startswith("evaluator")]
     return (
         ("progress", ", ".join(filter(None, progress))),
@@ -72,9 +72,17 @@ def describe_results(snapshot: RunSnapshot) -> tuple[tuple[str, str], ...]:
         ("evaluator", ", ".join(map(format_metrics, evaluators))),
         ("speed", ", ".join(speed)),
         ("step", _describe_step(snapshot)),
-        ("verdict", verdict.get("message", "")),
-        ("try", verdict.get("fix", "")),
+        ("verdict", _describe_verdict(snapshot)),
+        ("try", (snapshot.step_verdict or {}).get("fix", "")),
     )
+
+
+def _describe_verdict(snapshot: RunSnapshot) -> str:
+    verdict = snapshot.step_verdict or {}
+    message, since = verdict.get("message"), verdict.get("since")
+    if not message or since is None:
+        return message or ""
+    return f"{message}, since {time.strftime('%H:%M:%S', time.localtime(since))}"
 
 
 def _describe_step(snapshot: RunSnapshot) -> str:

@@ -25,12 +25,12 @@ def test_the_ring_of_all_workers_is_remembered_for_the_same_nodes(
     link = MeasuredAllReduce("RING", ("worker:0", "worker:1"), ("a", "b"), 1.0)
     ring = MeasuredAllReduce("RING", ("worker:0", "worker:1", "worker:2"), ("a", "b", "a"), 0.5)
     nccl = MeasuredAllReduce("NCCL", ("worker:0", "worker:1"), ("a", "b"), 0.1)
-    remember(report_of(link, ring, nccl))
+    remember(report_of(link, ring, nccl), plan)
     known = known_link(plan, None)
     assert known is not None
     assert known.gb_per_s == pytest.approx(ring.link_gb_per_s, abs=1e-4)
     assert known_link(plan_over("a", "c"), None) is None
-    remember(report_of())
+    remember(report_of(), plan)
     assert known_link(plan, None) == known
     (tmp_path / "home" / "links.json").write_text('{"a b": {"gb_per_s": "fast"}}')
     assert known_link(plan, None) is None

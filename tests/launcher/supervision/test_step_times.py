@@ -85,7 +85,7 @@ def test_the_last_to_arrive_waits_for_the_transfer_only() -> None:
 @pytest.mark.parametrize(
     ("workers", "transfer", "bound", "tasks", "said"),
     [
-        ([Worker(input=0.1)] * 3, 0.005, Bound.INPUT, (), "each task waits 65% of a step"),
+        ([Worker(input=0.1)] * 3, 0.005, Bound.INPUT, (), "the slowest task waits 65%"),
         ([Worker(), Worker(input=0.1)], 0.005, Bound.INPUT, ("worker:1",), "worker:1 waits"),
         ([Worker()] * 2, 0.08, Bound.NETWORK, (), "1 MB a step at 0.012 GB/s"),
         ([Worker()] * 2 + [Worker(compute=0.15)], 0.005, Bound.STRAGGLER, ("worker:2",), "3.0 t"),
@@ -220,7 +220,7 @@ def test_the_only_throttled_task_is_named_though_it_is_slow_in_collectives() -> 
     assert verdict is not None
     assert (verdict.bound, verdict.causes) == (Bound.STRAGGLER, ("worker:1",))
     assert "a CPU quota stops it 60% of the time" in (verdict.message or "")
-    assert "its node's clock is at 50%" in (verdict.message or "")
+    assert "its node's clock is at 50%" not in (verdict.message or "")
     assert "times as long" not in (verdict.message or "")
 
 

@@ -111,7 +111,7 @@ def _watch_next(iterator: Any, name: str) -> None:
                 return [variant]
             return list(nest.flatten(element, expand_composites=True))
 
-        return _measured(step_parts.INPUT, lambda: stock(self), (), components)
+        return _measured(step_parts.INPUT, lambda: stock(self), components)
 
 
 def watch_all_reduce(module: ModuleType) -> None:
@@ -125,12 +125,15 @@ def watch_all_reduce(module: ModuleType) -> None:
 
     @replaces(reducer, "_all_reduce")
     def all_reduce(
-        stock: Any, self: Any, reduce_op: Any, value: Any, *args: Any, **kwargs: Any
+        stock: Any, self: Any, reduce_op: Any, value: Any, replica_id: int, *args: Any, **kw: Any
     ) -> Any:
         def reduce() -> Any:
-            return stock(self, reduce_op, value, *args, **kwargs)
+            return stock(self, reduce_op, value, replica_id, *args, **kw)
 
-        return _measured(step_parts.COLLECTIVE, reduce, tensors(value), tensors)
+        inputs = tensors(value)
+        # The replicas of this task's devices all have the same bytes.
+        counted = inputs if replica_id == 0 else ()
+        return _measured(step_parts.COLLECTIVE, reduce, tensors, inputs, counted)
 
     for name in ("_all_reduce_per_replica_values", "_batch_all_gather"):
         _watch_eager_collective(reducer, name)
@@ -149,15 +152,22 @@ def _watch_eager_collective(reducer: Any, name: str) -> None:
 
 
 def _measured(
-    part: str, call: Callable[[], Any], inputs: Sequence[Any], outputs: Callable[[Any], list[Any]]
+    part: str,
+    call: Callable[[], Any],
+    outputs: Callable[[Any], list[Any]],
+    inputs: Sequence[Any] = (),
+    counted: Sequence[Any] = (),
 ) -> Any:
-    """Return `call()` whose time counts to `part`: now, or whenever the graph runs."""
+    """Return `call()` whose time counts to `part`: now, or whenever the graph runs.
+
+    The time begins when all `inputs` are there; `counted` are tensors whose bytes are counted.
+    """
     from tensorflow.python.eager.context import executing_eagerly
 
     if executing_eagerly():
         with reporting.parts.of(part):
             return call()
-    began = _without_failing(part, lambda: _begin(part, inputs))
+    began = _without_failing(part, lambda: _begin(part, inputs, counted))
     result = call()
     if began is not None:
         timestamp, clock = began
@@ -172,7 +182,7 @@ def _without_failing(part: str, measure: Callable[[], Any]) -> Any:
         reporting.note(f"tfcluster cannot measure the {part} time of steps: {error!r}")
 
 
-def _begin(part: str, inputs: Sequence[Any]) -> tuple[Any, _Clock] | None:
+def _begin(part: str, inputs: Sequence[Any], counted: Sequence[Any]) -> tuple[Any, _Clock] | None:
     """Return the timestamp that waits for `inputs`, and the clock that it belongs to."""
     from tensorflow.python.distribute import distribute_lib
     from tensorflow.python.framework import ops
@@ -190,7 +200,7 @@ def _begin(part: str, inputs: Sequence[Any]) -> tuple[Any, _Clock] | None:
         return None
     clock = _clock(part)
     with ops.device("CPU:0"), ops.control_dependencies([control_flow_ops.group(*inputs)]):
-        clock.count(inputs)
+        clock.count(counted)
         return gen_logging_ops.timestamp(), clock
 
 
@@ -205,13 +215,19 @@ def _end(began: Any, clock: _Clock, outputs: Sequence[Any]) -> None:
         clock.add(began, ended)
 
 
+_LEAST_BYTES = 1024
+"""Smaller tensors than these, such as the question whether all have data, are not counted."""
+
+
 class _Clock:
     """Variables that no model, strategy or checkpoint knows."""
 
     def __init__(self, part: str) -> None:
+        self._overlaps = part == step_parts.COLLECTIVE
+        """True if several may run at once, each waiting for the one before: that counts once."""
         self._seconds = _variable(f"{part}_seconds")
         self._ended = _variable(f"{part}_ended")
-        """The end of the last measurement: times that overlap count once."""
+        """The end of the last measurement."""
         self._bytes = _variable(f"{part}_bytes")
 
     def add(self, began: Any, ended: Any) -> None:
@@ -219,6 +235,9 @@ class _Clock:
         from tensorflow.python.ops import gen_math_ops
         from tensorflow.python.ops import gen_resource_variable_ops as variables
 
+        if not self._overlaps:
+            variables.assign_add_variable_op(self._seconds, ended - began)
+            return
         with ops.control_dependencies([ended]):
             before = variables.read_variable_op(self._ended, dtypes.float64)
         seconds = gen_math_ops.maximum(ended - gen_math_ops.maximum(began, before), 0.0)
@@ -233,7 +252,7 @@ class _Clock:
 
         known = (each for each in tensors if each.shape.is_fully_defined())
         size = sum(each.shape.num_elements() * each.dtype.size for each in known)
-        if size:
+        if size >= _LEAST_BYTES:
             value = constant_op.constant(float(size), dtypes.float64)
             variables.assign_add_variable_op(self._bytes, value)
 

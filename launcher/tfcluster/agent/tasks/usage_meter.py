@@ -49,8 +49,8 @@ class UsageMeter:
         the moment of its start, which tells it from a later one with the same number."""
         self._before: dict[int, tuple[float, float]] = {}
         """A task's pid → moment and processor time in seconds of the last sample."""
-        self._throttled_s: dict[int, float] = {}
-        """A task's pid → the seconds for which CPU quotas had stopped it by the last sample."""
+        self._throttling: dict[int, tuple[float, int, int] | None] = {}
+        """A task's pid → what CPU quotas had done to it by the last sample (`_throttling`)."""
         self._gpus = GpuMeter()
 
     @property
@@ -68,7 +68,7 @@ class UsageMeter:
         self.due_at = first_at if self.due_at is None else min(self.due_at, first_at)
 
     def end(self, task: Task) -> None:
-        self._throttled_s.pop(task.pid, None)
+        self._throttling.pop(task.pid, None)
         if self._before.pop(task.pid, None) is not None and not self._before:
             self.due_at = None
             self._known.clear()
@@ -101,14 +101,14 @@ class UsageMeter:
         self._before[task.pid] = now, seconds
         # A child's time is lost if the agent, not the task, has reaped it.
         cores = max(0.0, seconds - seconds_before) / max(now - at, 0.001)
-        throttled_s = _throttled_s(task.pid, self._proc)
-        throttled_before = self._throttled_s.get(task.pid)
+        counted = _throttling(task.pid, self._proc)
+        before, self._throttling[task.pid] = self._throttling.get(task.pid), counted
         throttled = None
-        if throttled_s is not None:
-            self._throttled_s[task.pid] = throttled_s
-            if throttled_before is not None:
-                share = (throttled_s - throttled_before) / max(now - at, 0.001)
-                throttled = round(min(1.0, max(0.0, share)), 3)
+        if before and counted:
+            stopped_s, stopped, periods = (b - a for a, b in zip(before, counted))
+            # The seconds are summed over cores: the part of the periods bounds them.
+            share = min(stopped_s / max(now - at, 0.001), stopped / periods if periods else 0.0)
+            throttled = round(min(1.0, max(0.0, share)), 3)
         use, memory = self._gpus.use_of(task.gpus, task.gpu_order)
         return msg.TaskUsage(
             task=task.name,
@@ -179,18 +179,20 @@ def _clock(folder: str = "/sys/devices/system/cpu/cpu0/cpufreq") -> float | None
     )
 
 
-def _throttled_s(pid: int, proc: str) -> float | None:
-    """Return the seconds for which the CPU quotas of a process's cgroups have stopped it.
+def _throttling(pid: int, proc: str) -> tuple[float, int, int] | None:
+    """Return what the tightest CPU quota of a process's cgroups has done so far.
 
-    Source: Documentation/scheduler/sched-bwc.rst; cgroup v1 counts nanoseconds.
+    That is the seconds for which it stopped the process, the periods in which it did, and all its
+    periods. Source: Documentation/scheduler/sched-bwc.rst; cgroup v1 counts nanoseconds.
     """
-    longest = None
+    found = []
     for folder in limits.cgroup_folders(pid, "cpu", ("cpu.stat",), proc):
-        found = re.search(rb"throttled_(time|usec) (\d+)", read_bytes(f"{folder}/cpu.stat"))
-        if found is not None:
-            seconds = int(found[2]) / (1e9 if found[1] == b"time" else 1e6)
-            longest = max(longest or 0.0, seconds)
-    return longest
+        stat = dict(re.findall(rb"(\w+) (\d+)", read_bytes(f"{folder}/cpu.stat")))
+        if b"nr_periods" in stat and b"nr_throttled" in stat:
+            seconds = int(stat.get(b"throttled_usec", 0)) / 1e6
+            seconds = seconds or int(stat.get(b"throttled_time", 0)) / 1e9
+            found.append((seconds, int(stat[b"nr_throttled"]), int(stat[b"nr_periods"])))
+    return max(found, default=None)
 
 
 def _start(fields: list[bytes]) -> bytes:

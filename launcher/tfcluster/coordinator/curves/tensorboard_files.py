@@ -71,9 +71,8 @@ class RunCurves:
         match event:
             case ev.Progress():
                 self._note_progress(event)
-            case ev.StepTimes(task=name, parts=parts) if name in self._tasks:
-                shares = {f"step/{part}_s": value / event.steps for part, value in parts.items()}
-                self._add(name, self._tasks[name], event.step, shares)
+            case ev.StepTimes(task=name) if name in self._tasks:
+                self._note_parts(event)
             case ev.Usage(tasks=tasks):
                 for name, used in tasks.items():
                     self._write_memory(name, used)
@@ -94,6 +93,13 @@ class RunCurves:
             now = self._clock()
             if now - task.written >= max(_LEAST_GAP_S, (now - task.began) * _GAP_SHARE):
                 self._flush(event.task)
+
+    def _note_parts(self, event: ev.StepTimes) -> None:
+        task, now = self._tasks[event.task], self._clock()
+        if now - task.parts_written >= (now - task.began) * _GAP_SHARE:
+            task.parts_written = now
+            values = {f"step/{name}_s": s / event.steps for name, s in event.parts.items()}
+            self._add(event.task, task, event.step, values)
 
     def _flush(self, name: str) -> None:
         """Write the newest progress of a task, if it was held back."""
@@ -146,6 +152,7 @@ class _TaskCurves:
     waiting: ev.Progress | None = None
     """The newest progress, held back until the next point is due."""
     written: float = float("-inf")
+    parts_written: float = float("-inf")
     looked: float = float("-inf")
     has_own_files: bool = False
     file: EventFile | None = None
