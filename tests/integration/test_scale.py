@@ -19,7 +19,7 @@ from .commandline import CommandLine
 SPEC = Path(__file__).parents[2] / "cluster_specs/gradient-volume-2w.json"
 SLOW, FAST = 20e6, 80e6
 """Bits per second."""
-MEGABYTES = 0.5
+MEGABYTES = 1.0
 pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(400)]
 
 
