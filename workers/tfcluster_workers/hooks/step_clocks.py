@@ -186,7 +186,7 @@ def _begin(part: str, inputs: Sequence[Any], counted: Sequence[Any]) -> tuple[An
     """Return the timestamp that waits for `inputs`, and the clock that it belongs to."""
     from tensorflow.python.distribute import distribute_lib
     from tensorflow.python.framework import ops
-    from tensorflow.python.ops import control_flow_ops, control_flow_util, gen_logging_ops
+    from tensorflow.python.ops import control_flow_util, gen_logging_ops
 
     graph = ops.get_default_graph()
     is_function = graph.building_function and ops.executing_eagerly_outside_functions()
@@ -199,7 +199,9 @@ def _begin(part: str, inputs: Sequence[Any], counted: Sequence[Any]) -> tuple[An
     ):
         return None
     clock = _clock(part)
-    with ops.device("CPU:0"), ops.control_dependencies([control_flow_ops.group(*inputs)]):
+    # Several collectives may be ready at once, and each waits for the one before: that counts once.
+    before = vars(graph).get(_ENDED, []) if part == step_parts.COLLECTIVE else []
+    with ops.device("CPU:0"), ops.control_dependencies([*_together(inputs), *before]):
         clock.count(counted)
         return gen_logging_ops.timestamp(), clock
 
@@ -207,14 +209,26 @@ def _begin(part: str, inputs: Sequence[Any], counted: Sequence[Any]) -> tuple[An
 def _end(began: Any, clock: _Clock, outputs: Sequence[Any]) -> None:
     """Add the time from the timestamp `began` until all `outputs` are there to the clock."""
     from tensorflow.python.framework import ops
-    from tensorflow.python.ops import control_flow_ops, gen_logging_ops
+    from tensorflow.python.ops import gen_logging_ops
 
     with ops.device("CPU:0"):
-        with ops.control_dependencies([control_flow_ops.group(*outputs)]):
+        with ops.control_dependencies(_together(outputs)):
             ended = gen_logging_ops.timestamp()
         clock.add(began, ended)
+    if clock.part == step_parts.COLLECTIVE:
+        vars(ops.get_default_graph())[_ENDED] = [ended]
 
 
+def _together(tensors: Sequence[Any]) -> Sequence[Any]:
+    """Return what to wait for: one operation instead of many tensors on other devices."""
+    from tensorflow.python.ops import control_flow_ops
+
+    is_elsewhere = any(tensor.device and "CPU" not in tensor.device for tensor in tensors)
+    return [control_flow_ops.group(*tensors)] if is_elsewhere else tensors
+
+
+_ENDED = "_tfcluster_collective_ended"
+"""The attribute of a graph with the timestamp after its last collective so far, in a list."""
 _LEAST_BYTES = 1024
 """Smaller tensors than these, such as the question whether all have data, are not counted."""
 
@@ -223,27 +237,14 @@ class _Clock:
     """Variables that no model, strategy or checkpoint knows."""
 
     def __init__(self, part: str) -> None:
-        self._overlaps = part == step_parts.COLLECTIVE
-        """True if several may run at once, each waiting for the one before: that counts once."""
+        self.part = part
         self._seconds = _variable(f"{part}_seconds")
-        self._ended = _variable(f"{part}_ended")
-        """The end of the last measurement."""
         self._bytes = _variable(f"{part}_bytes")
 
     def add(self, began: Any, ended: Any) -> None:
-        from tensorflow.python.framework import dtypes, ops
-        from tensorflow.python.ops import gen_math_ops
         from tensorflow.python.ops import gen_resource_variable_ops as variables
 
-        if not self._overlaps:
-            variables.assign_add_variable_op(self._seconds, ended - began)
-            return
-        with ops.control_dependencies([ended]):
-            before = variables.read_variable_op(self._ended, dtypes.float64)
-        seconds = gen_math_ops.maximum(ended - gen_math_ops.maximum(began, before), 0.0)
-        variables.assign_add_variable_op(self._seconds, seconds)
-        with ops.control_dependencies([before]):
-            variables.assign_variable_op(self._ended, ended)
+        variables.assign_add_variable_op(self._seconds, ended - began)
 
     def count(self, tensors: Sequence[Any]) -> None:
         """Count the bytes of `tensors` with known shapes, whenever the graph runs."""
