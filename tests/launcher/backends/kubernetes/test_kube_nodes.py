@@ -103,7 +103,7 @@ class FakeCluster(FakeApi):
         self.objects[f"pods/{name}"] = made
         return made
 
-    def patch(self, path: str, body: Object, *, what: str = "") -> Object:
+    def patch(self, path: str, body: Object) -> Object:
         made = super().patch(path, body)
         self.control()
         return made
