@@ -202,7 +202,8 @@ class _Watch:
         state = self._state_file.read()
         if self._is_announced or state is None:
             return
-        has_ports = not any(task.address.endswith(":0") for task in state.tasks)
+        ports = [task.address.rpartition(":")[2] for task in state.tasks]
+        has_ports = all(port not in ("", "0") for port in ports)
         if state.attempt or (has_ports and state.status is Status.STARTING):
             self._is_announced = True
             self.watcher.announced(registry.with_addresses(self.launch.plan, state))

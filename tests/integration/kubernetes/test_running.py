@@ -182,6 +182,7 @@ def test_an_image_that_no_node_has_ends_at_once_where_none_is_pulled(desk: Desk)
     image = {"image": "localhost/none:1", "coordinator": {"image": HOST}}
     run = ended(up(desk, LOOK, runtime={**image, "pod_template": template}), 3)
     assert "pull policy of Never" in said(run)
+    assert "no kubelet has confirmed" not in said(run)
     assert desk.left() == []
 
 

@@ -7,6 +7,7 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tests.documentation import ROOT
@@ -17,8 +18,9 @@ from tfcluster.coordinator import submitting
 from tfcluster.coordinator.launch import open_folder
 from tfcluster.discovery import planning
 from tfcluster.errors import UsageError
+from tfcluster.plans.plan import Plan
 from tfcluster.rundir import fold, registry, run_writer
-from tfcluster.rundir.events import JobSubmitted
+from tfcluster.rundir.events import JobSubmitted, NodesAllocated, PortsHeld
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.registry import ProcessIdentity, this_process
 from tfcluster.rundir.run_writer import RunWriter, write_json
@@ -77,6 +79,29 @@ def test_a_submitter_that_was_stopped_for_long_does_not_write_any_more(
     before = paths.state.read_bytes(), paths.events.read_bytes()
     submitting.record_job(paths, SUBMITTED)
     assert (paths.state.read_bytes(), paths.events.read_bytes()) == before
+
+
+def test_a_plan_is_announced_once_all_addresses_are_known(paths: RunPaths) -> None:
+    plan = plan_of()
+    plan = replace(plan, tasks=tuple(replace(task, host="") for task in plan.tasks))
+    writer = RunWriter(fold.first_state(plan, paths, this_process(), time.time()), paths)
+    announced = list[Plan]()
+    watcher = SimpleNamespace(announced=announced.append)
+    watch = submitting._Watch(SimpleNamespace(plan=plan), paths, watcher, [])  # type: ignore[arg-type]
+    addresses = {"worker:0": "n0:0", "worker:1": "n0:0"}
+    for event in (
+        None,
+        NodesAllocated(hosts={}, addresses=addresses),
+        PortsHeld(node="local", ports={"worker:0": 4000, "worker:1": 4001}),
+    ):
+        assert announced == []
+        if event is not None:
+            writer.record(event)
+        writer.save()
+        assert registry.load_recorded(paths).status is Status.STARTING
+        watch._announce()
+    assert [task.address for plan in announced for task in plan.tasks] == ["n0:4000", "n0:4001"]
+    writer.close()
 
 
 def test_each_coordinator_of_a_run_has_a_reserve_on_the_disk(paths: RunPaths) -> None:

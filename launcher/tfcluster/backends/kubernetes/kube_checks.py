@@ -69,7 +69,7 @@ def check(job: Submission, *, thorough: bool) -> Outlook:
     try:
         cluster = reach(settings, patience_s=_PATIENCE_S)
         survey = Survey(cluster, settings, tasks=job.nodes)
-        version = cluster.get("/version", what="version")
+        version = cluster.get("/version")
         found = [*_judge_version(version), *survey.check_objects(), *survey.check_gang()]
         if thorough:
             found += survey.check_rights()

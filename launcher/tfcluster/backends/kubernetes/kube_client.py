@@ -283,21 +283,21 @@ class KubeCluster:
         context = f" (context {self.access.context})" if self.access.context else ""
         return f"{self.host}/{self.namespace}{context}"
 
-    def get(self, path: str, *, what: str = "", **query: object) -> Object:
+    def get(self, path: str, **query: object) -> Object:
         """Return one object."""
-        return self._json("GET", path, what=what, query=query)
+        return self._json("GET", path, query=query)
 
-    def find(self, path: str, *, what: str = "") -> Object | None:
+    def find(self, path: str) -> Object | None:
         """Return one object, or None if it does not exist."""
         try:
-            return self.get(path, what=what)
+            return self.get(path)
         except KubeError as error:
             if error.is_absence:
                 return None
             raise
 
     def list(
-        self, path: str, *, what: str = "", labels: Mapping[str, str] | None = None, **query: object
+        self, path: str, *, labels: Mapping[str, str] | None = None, **query: object
     ) -> list[Object]:
         """Return all objects that have `labels`."""
         if labels:
@@ -305,30 +305,29 @@ class KubeCluster:
         items: list[Object] = []
         query["limit"] = _PAGE
         while True:
-            page = self._json("GET", path, what=what, query=query)
+            page = self._json("GET", path, query=query)
             items += page.get("items") or ()
             query["continue"] = page["metadata"].get("continue")
             if not query["continue"]:
                 return items
 
-    def create(self, path: str, body: Object, *, what: str = "") -> Object:
+    def create(self, path: str, body: Object) -> Object:
         """Create an object. `path`: its collection, without its name."""
         self.fence()
-        return self._json("POST", path, what=what or _called(path, body), body=body)
+        return self._json("POST", path, body=body, what=_called(path, body))
 
-    def patch(self, path: str, body: Object, *, what: str = "") -> Object:
+    def patch(self, path: str, body: Object) -> Object:
         """Merge `body` into an object (JSON merge patch: None removes a field).
 
         With a resourceVersion in `body`: only into that version of it (KubeError, conflict).
         """
         self.fence()
-        return self._json("PATCH", path, what=what, body=body)
+        return self._json("PATCH", path, body=body)
 
     def delete(
         self,
         path: str,
         *,
-        what: str = "",
         grace_s: int | None = None,
         background: bool = True,
         uid: str | None = None,
@@ -345,7 +344,7 @@ class KubeCluster:
         if uid is not None:
             options["preconditions"] = {"uid": uid}
         try:
-            self._json("DELETE", path, what=what, body=options)
+            self._json("DELETE", path, body=options)
         except KubeError as error:
             if not error.is_absence:
                 raise
@@ -364,11 +363,11 @@ class KubeCluster:
         method: str,
         path: str,
         *,
-        what: str,
         query: Mapping[str, object] | None = None,
         body: Object | None = None,
+        what: str = "",
     ) -> Object:
-        answer = self._ask(method, path, what=what, query=query, body=body)
+        answer = self._ask(method, path, query=query, body=body, what=what)
         try:
             parsed: Object = foreign_json.parse_json(answer) if answer else {}
         except ValueError:
@@ -384,9 +383,9 @@ class KubeCluster:
         method: str,
         path: str,
         *,
-        what: str,
         query: Mapping[str, object] | None = None,
         body: Object | None = None,
+        what: str = "",
     ) -> bytes:
         """Send a request until it is answered, or `patience_s` is over.
 
@@ -523,16 +522,23 @@ def _refusal(
     """Return the error for an answer, in words a user of tfcluster can act on."""
     message, reason = (str(answer.get(key, "")) for key in ("message", "reason"))
     verb, namespace, fix = _VERBS[method], cluster.namespace, ""
+    subject = "Kubernetes cannot"
     if status == 401:
         fix = "sign in again; `kubectl auth whoami` shows the user of the kubeconfig's context"
     elif "exceeded quota" in message:
         reason = "Quota"
         fix = f"ask for less, or wait: `kubectl describe quota -n {namespace}` shows what is used"
     elif status == 403 and " cannot " in message:
-        right = f"{verb} {what.partition('/')[0]}"
-        fix = f"`kubectl auth can-i {right} -n {namespace}` checks it; a Role of it allows it"
+        group, _, rest = what.partition("/")
+        kind, _, name = (rest if group in _GROUPS else what).partition("/")
+        verb = "list" if method == "GET" and not name else verb
+        subject = "this user may not"
+        fix = (
+            f"`kubectl auth can-i {verb} {kind or what} -n {namespace}` checks it; a Role and a"
+            " RoleBinding of the namespace allow it"
+        )
     elif status == 422:
         fix = "correct the field of runtime.kubernetes that the message names"
-    text = f"Kubernetes does not {verb} {what} in the namespace {namespace}"
+    text = f"{subject} {verb} {what} in the namespace {namespace}"
     why = message or f"HTTP {status}"
     return KubeError(f"{text}: {why}", status=status, reason=reason, fix=fix)

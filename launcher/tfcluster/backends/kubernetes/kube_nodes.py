@@ -40,7 +40,7 @@ from tfcluster.backends.kubernetes.kube_client import (
     to_the_end,
 )
 from tfcluster.backends.kubernetes.leadership import Leadership
-from tfcluster.backends.kubernetes.reasons import has_terminated
+from tfcluster.backends.kubernetes.reasons import has_terminated, is_leaving, runs_nothing
 from tfcluster.backends.kubernetes.run_objects import ROLE, RUN, TASKS, PodRun
 from tfcluster.backends.kubernetes.submitted.kube_package import extract_files
 from tfcluster.backends.kubernetes.task_pods import Clock, TaskPod, Wait, WaitResult, list_refusals
@@ -367,11 +367,11 @@ class KubeNodes(Nodes):
             self.run.warn_at_end(f"objects of {self._name} may be left: {error.message}")
 
     async def _await_end(self) -> None:
-        """Wait until kubelets have ended all pods; remove their objects, which they would keep."""
+        """Wait until nothing is alive in the pods; remove objects that kubelets would keep."""
         until = self._clock.now() + _END_S
         while pods := await in_thread(self._cluster.list, "pods", labels=self._labels):
             for pod in pods:
-                if has_terminated(pod):
+                if is_leaving(pod) and (has_terminated(pod) or runs_nothing(pod)):
                     await TaskPod(self._cluster, pod).force()
             if self._clock.now() >= until:
                 names = ", ".join(pod["metadata"]["name"] for pod in pods)

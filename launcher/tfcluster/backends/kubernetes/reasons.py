@@ -531,6 +531,14 @@ def has_terminated(pod: Object) -> bool:
     return has_failed and bool(own or status.get("reason")) and not any(map(_is_running, own))
 
 
+def runs_nothing(pod: Object) -> bool:
+    """Return whether a pod has not started, and none of its containers runs.
+
+    A kubelet may take a minute to let go of such a pod, in which nothing can be alive.
+    """
+    return _status(pod).get("phase") == "Pending" and not any(map(_is_running, _containers(pod)))
+
+
 def is_leaving(pod: Object) -> bool:
     """Return whether a pod has ended for good, or is being deleted."""
     has_ended = _status(pod).get("phase") in ("Succeeded", "Failed")

@@ -57,11 +57,11 @@ class FakeApi:
             if part in path:
                 raise error
 
-    def find(self, path: str, *, what: str = "") -> Object | None:
+    def find(self, path: str) -> Object | None:
         self._receive(path)
         return self.objects.get(path)
 
-    def get(self, path: str, *, what: str = "", **query: object) -> Object:
+    def get(self, path: str, **query: object) -> Object:
         found = self.find(path)
         assert found is not None, path
         return found
@@ -70,14 +70,14 @@ class FakeApi:
         self._receive(path)
         return [each for at, each in self.objects.items() if at.startswith(f"{path}/")]
 
-    def create(self, path: str, body: Object, *, what: str = "") -> Object:
+    def create(self, path: str, body: Object) -> Object:
         self._receive(path)
         made = self.add(f"{path}/{body['metadata']['name']}")
         made |= {**body, "metadata": {**made["metadata"], **body["metadata"]}}
         self.created.append(body)
         return made
 
-    def patch(self, path: str, body: Object, *, what: str = "") -> Object:
+    def patch(self, path: str, body: Object) -> Object:
         self.fence()
         self.before_patch()
         made = self.get(path)

@@ -29,7 +29,7 @@ class Reviewer(FakeApi):
         self.objects = {"/api/v1/namespaces/vision": {}, **objects}
         self.refuses = {part: KubeError("no", status=403) for part in forbidden}
 
-    def create(self, path: str, body: Object, *, what: str = "") -> Object:
+    def create(self, path: str, body: Object) -> Object:
         self.asked.append(path)
         asked = body["spec"]["resourceAttributes"]
         right = f"{asked['verb']} {asked['resource']}"

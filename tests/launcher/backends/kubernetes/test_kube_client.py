@@ -8,7 +8,7 @@ import os
 import socket
 import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
@@ -119,6 +119,34 @@ def test_a_change_of_one_version_is_not_repeated_on_the_next(
     with pytest.raises(KubeError) as refused:
         place.patch("batch/jobs/j", {"metadata": {"resourceVersion": "7"}})
     assert (refused.value.is_conflict, server.asked) == (True, 1)
+
+
+@pytest.mark.parametrize(
+    ("ask", "denied", "right"),
+    [
+        (lambda place: place.list("batch/jobs"), "list batch/jobs", "list jobs"),
+        (lambda place: place.find("pods/p"), "get pods/p", "get pods"),
+        (lambda place: place.get("/version"), "get /version", "get /version"),
+        (
+            lambda place: place.create("batch/jobs", {"metadata": {"name": "j"}}),
+            "create batch/jobs/j",
+            "create jobs",
+        ),
+    ],
+)
+def test_a_missing_right_is_named_as_kubectl_names_it(
+    server: Server,
+    kubeconfig: Path,
+    ask: Callable[[KubeCluster], object],
+    denied: str,
+    right: str,
+) -> None:
+    why = 'forbidden: User "me" cannot do it'
+    place = cluster(kubeconfig, server, status(403, why))
+    with pytest.raises(KubeError) as refused:
+        ask(place)
+    assert refused.value.message == f"this user may not {denied} in the namespace team-b: {why}"
+    assert refused.value.fix.startswith(f"`kubectl auth can-i {right} -n team-b` checks it; a Role")
 
 
 def test_an_object_that_exists_is_a_conflict(server: Server, kubeconfig: Path) -> None:

@@ -103,7 +103,7 @@ class FakeCluster(FakeApi):
         self.objects[f"pods/{name}"] = made
         return made
 
-    def patch(self, path: str, body: Object, *, what: str = "") -> Object:
+    def patch(self, path: str, body: Object) -> Object:
         made = super().patch(path, body)
         self.control()
         return made
@@ -471,6 +471,14 @@ def test_a_kubelet_that_is_away_at_the_end_is_said(desk: Desk) -> None:
     assert desk.cluster.forced == []  # nobody knows whether they still run
     pods = ", ".join(NAMES)
     assert desk.warned == [f"no kubelet has confirmed the end of the deleted pods {pods}"]
+
+
+def test_the_end_of_pods_that_never_ran_is_not_awaited(desk: Desk) -> None:
+    desk.cluster.kubelets_answer = False
+    desk.cluster.waiting = {"reason": "ErrImageNeverPull", "message": "no image"}
+    with pytest.raises(SetupError, match="no image"):
+        desk.start()
+    assert (desk.cluster.forced, desk.warned) == (NAMES, [])
 
 
 def test_a_missing_object_and_a_controllers_word_prove_nothing(desk: Desk) -> None:

@@ -42,6 +42,14 @@ def running(*, ready: str = "True", **more: Any) -> Object:
                containerStatuses=status, **more)  # fmt: skip
 
 
+def test_a_pod_that_waits_has_nothing_alive_unless_an_init_container_runs() -> None:
+    assert reasons.runs_nothing(waiting("ErrImageNeverPull"))
+    assert not reasons.runs_nothing(running())
+    prepares = waiting("PodInitializing")
+    prepares["status"]["initContainerStatuses"] = [{"name": "fetch", "state": {"running": {}}}]
+    assert not reasons.runs_nothing(prepares)
+
+
 def condition(kind: str, reason: str = "", message: str = "", *, status: str = "True") -> Object:
     return {"type": kind, "status": status, "reason": reason, "message": message}
 

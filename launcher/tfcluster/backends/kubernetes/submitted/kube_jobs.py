@@ -34,7 +34,7 @@ from tfcluster.backends.kubernetes.kube_client import (
     reach_again,
 )
 from tfcluster.backends.kubernetes.leadership import LEADER
-from tfcluster.backends.kubernetes.reasons import has_terminated
+from tfcluster.backends.kubernetes.reasons import has_terminated, runs_nothing
 from tfcluster.backends.kubernetes.run_objects import (
     MANAGED_BY,
     ROLE,
@@ -489,7 +489,7 @@ def _delete_all(
     labels, until = {RUN: owner["metadata"]["labels"][RUN]}, time.monotonic() + _ENDS_S
     if now:  # first: a kubelet that has begun to wait for a grace does not shorten it
         for pod in place.list("pods", labels={**labels, ROLE: "task"}):
-            _delete_pod(place, pod, grace_s=0 if _has_run_nothing(pod) else 1)
+            _delete_pod(place, pod, grace_s=0 if runs_nothing(pod) else 1)
         for made in place.list("apps/statefulsets", labels=labels):  # else it makes them again
             place.delete(f"apps/statefulsets/{made['metadata']['name']}")
     place.delete(path, background=False)
@@ -498,7 +498,7 @@ def _delete_all(
         for pod in pods:
             is_free = is_late and is_released and _is_coordinator(pod)
             if has_terminated(pod) or is_free or now:
-                is_dead = has_terminated(pod) or is_free or _has_run_nothing(pod)
+                is_dead = has_terminated(pod) or is_free or runs_nothing(pod)
                 _delete_pod(place, pod, grace_s=0 if is_dead else 1)
         if is_late:
             break
@@ -510,13 +510,6 @@ def _delete_all(
 
 def _is_coordinator(pod: Object) -> bool:
     return bool(pod["metadata"]["labels"].get(ROLE) == "coordinator")
-
-
-def _has_run_nothing(pod: Object) -> bool:
-    """Return whether no container of a pod has started: its kubelet is slow to let go of it."""
-    status = pod.get("status", {})
-    states = [each.get("state") or {} for each in status.get("containerStatuses") or ()]
-    return status.get("phase") == "Pending" and all(state.keys() <= {"waiting"} for state in states)
 
 
 def _delete_pod(place: KubeCluster, pod: Object, *, grace_s: int) -> None:
