@@ -168,10 +168,13 @@ def _measured(
         with reporting.parts.of(part):
             return call()
     began = _without_failing(part, lambda: _begin(part, inputs, counted))
-    result = call()
-    if began is not None:
-        timestamp, clock = began
-        _without_failing(part, lambda: _end(timestamp, clock, outputs(result)))
+    if began is None:
+        return call()
+    timestamp, clock = began
+    # What has no inputs may begin whenever it likes, even before the timestamp.
+    with contextlib.nullcontext() if inputs else timestamp.graph.control_dependencies([timestamp]):
+        result = call()
+    _without_failing(part, lambda: _end(timestamp, clock, outputs(result)))
     return result
 
 
@@ -200,7 +203,7 @@ def _begin(part: str, inputs: Sequence[Any], counted: Sequence[Any]) -> tuple[An
         return None
     clock = _clock(part)
     # Several collectives may be ready at once, and each waits for the one before: that counts once.
-    before = vars(graph).get(_ENDED, []) if part == step_parts.COLLECTIVE else []
+    before = getattr(graph, _ENDED, []) if part == step_parts.COLLECTIVE else []
     with ops.device("CPU:0"), ops.control_dependencies([*_together(inputs), *before]):
         clock.count(counted)
         return gen_logging_ops.timestamp(), clock
@@ -216,7 +219,7 @@ def _end(began: Any, clock: _Clock, outputs: Sequence[Any]) -> None:
             ended = gen_logging_ops.timestamp()
         clock.add(began, ended)
     if clock.part == step_parts.COLLECTIVE:
-        vars(ops.get_default_graph())[_ENDED] = [ended]
+        setattr(ops.get_default_graph(), _ENDED, [ended])
 
 
 def _together(tensors: Sequence[Any]) -> Sequence[Any]:
