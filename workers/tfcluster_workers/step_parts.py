@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Callable
 
 ENTRY_S = 0.25
-"""The least time of an entry: shorter steps share one, as reading the graph's clocks takes 0.1 ms.
-"""
+"""The least time of an entry: shorter steps share one, as reading the graph's clocks takes time."""
 INTERVAL_S = 5.0
 """The time between two reports; an entry and the report of what is left may be longer."""
 MOST_ENTRIES = 120

@@ -214,13 +214,13 @@ def test_the_speed_of_the_network_is_compared_with_the_known_one() -> None:
 
 def test_the_only_throttled_task_is_named_though_it_is_slow_in_collectives() -> None:
     run = gang(Worker(), Worker(), transfer=0.08)
-    used = {"worker:0": {"throttled": 0.0}, "worker:1": {"throttled": 0.6}}
-    run.times.note_usage(ev.Usage(node="local", tasks=used, load=2.5, clock=0.5))
+    run.times.note_usage(ev.Usage(node="a", tasks={"worker:0": {"throttled": 0.0}}, clock=0.9))
+    run.times.note_usage(ev.Usage(node="b", tasks={"worker:1": {"throttled": 0.6}}, clock=0.5))
     verdict = run.train()
     assert verdict is not None
     assert (verdict.bound, verdict.causes) == (Bound.STRAGGLER, ("worker:1",))
     assert "a CPU quota stops it 60% of the time" in (verdict.message or "")
-    assert "its node's clock is at 50%" not in (verdict.message or "")
+    assert "its node's clock is at 50%, theirs at 90%" in (verdict.message or "")
     assert "times as long" not in (verdict.message or "")
 
 
