@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import pairwise
 from typing import Final
@@ -156,7 +156,7 @@ class Window:
 
     @property
     def throttled(self) -> str | None:
-        """The only task that a CPU quota stops. It is slow in collectives, too, for all others."""
+        """The only task that a CPU quota stops."""
         stopped = [t for t in self.tasks if self._condition(t).throttled >= _THROTTLED]
         free = [t for t in self.tasks if self._condition(t).throttled < _THROTTLED / 4]
         is_clear = len(stopped) == 1 and len(free) == len(self.tasks) - 1 > 0
@@ -164,6 +164,27 @@ class Window:
 
     def _condition(self, task: str) -> Conditions:
         return self.conditions.get(task, Conditions())
+
+    def without_stops(self) -> Window:
+        """Return the window with the stops of a `throttled` task as its own time.
+
+        A quota stops it in collectives, too. What it was stopped beyond the time by which its own
+        part is longer than that of the others is no transfer: they waited for it.
+        """
+        if (task := self.throttled) is None:
+            return self
+        parts, others = self.tasks[task], [p for t, p in self.tasks.items() if t != task]
+        stopped_s = self._condition(task).throttled * parts.seconds
+        excess_s = max(0.0, parts.own - Parts.median(others).own)
+        moved_s = min(parts.transfer, max(0.0, stopped_s - excess_s))
+        tasks = {
+            each: replace(p, waiting=p.waiting + moved_s, transfer=p.transfer - moved_s)
+            for each, p in self.tasks.items()
+        }
+        tasks[task] = replace(
+            parts, compute=parts.compute + moved_s, transfer=parts.transfer - moved_s
+        )
+        return replace(self, tasks=tasks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,9 +305,10 @@ class StepTimes:
             each.first = common[-1]
         tasks = dict(zip(together, _split_collectives(merged), strict=True))
         reduced = max(each.bytes_per_step for each in all_of_them)
-        return Window(
+        window = Window(
             common[-1], steps, tasks, reduced, self._conditions, self.link, self.has_network
         )
+        return window.without_stops()
 
     def _judge(self, window: Window, attempt: int) -> Iterator[ev.StepVerdict]:
         verdict, before = judge(window), self._newest
@@ -381,9 +403,7 @@ def judge(window: Window, *, names_tasks: bool = True) -> StepVerdict | None:
 
     `names_tasks`: whether one task may be named as the one that all others wait for.
     """
-    slowest, throttled = max(window.tasks, key=lambda task: window.tasks[task].own), None
-    if window.throttled and window.tasks[slowest].own < SLOWER * window.tasks[window.throttled].own:
-        slowest = throttled = window.throttled
+    slowest = max(window.tasks, key=lambda task: window.tasks[task].own)
     parts, others = window.tasks[slowest], [p for t, p in window.tasks.items() if t != slowest]
     if parts.seconds <= 0:
         return None
@@ -396,7 +416,7 @@ def judge(window: Window, *, names_tasks: bool = True) -> StepVerdict | None:
     usual = Parts.median(others) if others else parts
     is_alone = parts.own >= SLOWER * usual.own
     is_alone = is_alone and parts.own - usual.own >= NOTICEABLE * parts.seconds
-    if throttled is not None:
+    if is_alone and slowest == window.throttled:  # it slows Python and the input, too
         return _explain(window, Bound.STRAGGLER, (slowest,), parts, usual)
     tasks = (slowest,) if is_alone and names_tasks else ()
     least = max(WAITS_FOR_INPUT, shares[Bound.PYTHON], shares[Bound.NETWORK] / 2)
@@ -450,16 +470,13 @@ def _explain(
 
 
 def _describe_straggler(window: Window, task: str, parts: Parts, usual: Parts) -> Iterator[str]:
-    """Yield how slow a task is, unless a quota only stops it in collectives, and why."""
-    if parts.own >= SLOWER * usual.own:
-        times = f" {parts.own / usual.own:.1f} times" if usual.own else ""
-        own_s, usual_s = parts.own / window.steps, usual.own / window.steps
-        yield (
-            f"{task} takes{times} as long as the others for its own part of a step"
-            f" ({_ms(own_s)}, they {_ms(usual_s)})"
-        )
-    else:
-        yield f"{task} is not much slower than the others in its own part of a step"
+    """Yield how slow a task is, and why."""
+    times = f" {parts.own / usual.own:.1f} times" if usual.own else ""
+    own_s, usual_s = parts.own / window.steps, usual.own / window.steps
+    yield (
+        f"{task} takes{times} as long as the others for its own part of a step"
+        f" ({_ms(own_s)}, they {_ms(usual_s)})"
+    )
     others = [each for name, each in window.conditions.items() if name != task]
     if about := window.conditions.get(task, Conditions()).describe(others):
         yield about

@@ -94,7 +94,10 @@ def _desk(request: pytest.FixtureRequest, config: Path, shell: CommandLine) -> I
     made = Desk(shell, config, f"desk-{os.getpid()}-{next(_numbers)}")
     try:
         yield made
-        left = [] if request.node.stash.get(HAS_FAILED, False) else made.left()
+        has_failed = request.node.stash.get(HAS_FAILED, False)
+        left = [] if has_failed else made.left()
+        if has_failed:
+            print(made.describe())
     finally:
         made.close()
     assert not left, f"left in the cluster: {left}"

@@ -101,6 +101,17 @@ class Desk:
         """Return what a pod has written so far."""
         return self.kubectl.run("logs", pod).stdout
 
+    def describe(self) -> str:
+        """Return what shows why a test has failed: pods, their logs, events, runs' events."""
+        texts = [self.kubectl.run("get", "pods", "-o", "wide").stdout]
+        texts += [self.kubectl.run("get", "events", "--sort-by=.lastTimestamp").stdout[-4000:]]
+        for folder in self._admin.parent.glob(f"n?/log/pods/{self.namespace}_*"):
+            for log in folder.glob("*/*.log"):  # also of pods that a dead kubelet does not show
+                texts += [f"{log}:\n{log.read_text(errors='replace')[-2000:]}"]
+        for log in self.shell.home.glob("runs/*/events.jsonl"):
+            texts += [f"{log}:\n{log.read_text(errors='replace')[-4000:]}"]
+        return "\n".join(texts)
+
     def processes(self, pod: str) -> list[int]:
         """Return this machine's ids of the processes of a pod, without its sandbox's."""
         uid = self.kubectl("get", "pod", pod, "-o", "jsonpath={.metadata.uid}")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -90,6 +92,24 @@ def test_a_cut_connection_kills_its_process(pod: Pod, tmp_path: Path) -> None:
         dial.kill()
         dial.communicate()
         assert file.read() == b""
+
+
+def test_a_connection_can_be_closed_while_a_thread_reads(pod: Pod) -> None:
+    token, here = pod.token.read_bytes(), exec_client.connect(pod.address)
+    process = exec_client.PodProcess(here, token, ["sleep", "600"])
+
+    def read() -> None:
+        with contextlib.suppress(OSError, ValueError):
+            process.read(1)
+
+    reader = threading.Thread(target=read, daemon=True)
+    closer = threading.Thread(target=process.close, daemon=True)
+    reader.start()
+    time.sleep(0.2)  # it waits for what the process never writes
+    closer.start()
+    for thread in (closer, reader):
+        thread.join(60)
+        assert not thread.is_alive()
 
 
 def test_what_is_to_be_alone_starts_once_all_that_was_started_before_is_dead(pod: Pod) -> None:

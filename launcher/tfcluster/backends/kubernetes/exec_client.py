@@ -76,6 +76,8 @@ class PodProcess(io.RawIOBase):
 
     def close(self) -> None:
         if not self.closed:
+            with contextlib.suppress(OSError):  # a thread that reads would keep the file's lock
+                self._connection.shutdown(socket.SHUT_RDWR)
             self._file.close()
             self._connection.close()
         super().close()

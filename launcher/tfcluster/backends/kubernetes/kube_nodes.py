@@ -200,6 +200,7 @@ class KubeNodes(Nodes):
         while True:
             try:
                 if had_agent:
+                    await self._ask(self._cluster.fence)  # else it would end a successor's agent
                     await self._clear(pod)
                 return await relayed.connect(argv, config, container=pod)
             except ConnectionError as error:

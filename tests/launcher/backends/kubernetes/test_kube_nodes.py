@@ -262,6 +262,9 @@ def test_a_coordinator_that_comes_back_beside_its_successor_leaves_all_pods(desk
             desk.cluster.job["metadata"]["annotations"][LEADER] = "lab-1-new"
             with pytest.raises(Superseded):  # it would start another attempt in its pods
                 await nodes.repair()
+            with pytest.raises(Superseded):  # it would end the successor's agent
+                await nodes.connect(nodes.planned[0], token="t")
+            assert desk.cleared == []
 
     with pytest.raises(Superseded, match="the pod lab-1-new leads the run now"):
         asyncio.run(use())

@@ -40,7 +40,7 @@ HISTORY: Final = "tfcluster.dev/history"
 """The annotation of a Job with what its coordinators have used of the run's limits."""
 NOT_COPYING: Final = 3
 """The exit code of ``--stop-again`` for a coordinator whose tasks have not ended."""
-_HISTORY_POLL_S, _HISTORY_S = 5.0, 600.0
+_HISTORY_POLL_S, _HISTORY_S = 1.0, 600.0
 _MOST_RESTARTS: Final = 500
 """The newest restarts, which are noted: all annotations of an object have 256 KiB."""
 _PROGRESS: Final = frozenset({"newest_at_start", "vain_starts"})
