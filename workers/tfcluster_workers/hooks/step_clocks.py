@@ -4,7 +4,7 @@ Keras's `fit` takes its batch inside of the function that trains, and gradients 
 Python sees neither. Each GetNext, and each all-reduce of a MultiWorkerMirroredStrategy, gets a
 timestamp before and after it; their difference is added to a variable that `StepParts.note`
 reads. The timestamp before an all-reduce waits for all gradients, so what overlaps with computing
-them does not count.
+them does not count, nor does the all-reduce of a single number before them.
 
 A SavedModel cannot hold these variables. So a GetNext counts only in functions that TensorFlow does
 not save anyway: those of Keras's `fit`, and those with the iterator of a distributed dataset.
@@ -131,12 +131,38 @@ def watch_all_reduce(module: ModuleType) -> None:
             return stock(self, reduce_op, value, replica_id, *args, **kw)
 
         inputs = tensors(value)
+        if not _has_ended_collective() and all(_is_scalar(each) for each in inputs):
+            return reduce()  # it overlaps with computing the gradients; see `count_wait`
         # The replicas of this task's devices all have the same bytes.
         counted = inputs if replica_id == 0 else ()
         return _measured(step_parts.COLLECTIVE, reduce, tensors, inputs, counted)
 
     for name in ("_all_reduce_per_replica_values", "_batch_all_gather"):
         _watch_eager_collective(reducer, name)
+
+
+def count_wait(since: Any, result: Any) -> None:
+    """Count as collective the time from when `since` is there until `result` is there, too.
+
+    `result` is that of an all-reduce which runs while `since` is computed.
+    """
+    began = _without_failing(
+        step_parts.COLLECTIVE, lambda: _begin(step_parts.COLLECTIVE, [since], ())
+    )
+    if began is not None:
+        timestamp, clock = began
+        _without_failing(step_parts.COLLECTIVE, lambda: _end(timestamp, clock, [result, timestamp]))
+
+
+def _has_ended_collective() -> bool:
+    """Return whether the graph that is being made has a measured collective already."""
+    from tensorflow.python.framework import ops
+
+    return hasattr(ops.get_default_graph(), _ENDED)
+
+
+def _is_scalar(tensor: Any) -> bool:
+    return bool(tensor.shape.num_elements() == 1)
 
 
 def _watch_eager_collective(reducer: Any, name: str) -> None:

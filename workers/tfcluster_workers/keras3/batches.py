@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from tfcluster_workers.hooks import step_clocks
 from tfcluster_workers.keras3.patches import Patches
 
 _MEANS = {"sum_over_batch_size", "mean", "mean_with_sample_weight"}
@@ -112,6 +113,7 @@ def _patch_scaling(patches: Patches, loss: Any) -> None:
         known = share()
         if known is None:
             return scale(value)
+        step_clocks.count_wait(value, known)
         # The mean over no examples is NaN; its weight is 0.
         return tf.math.multiply_no_nan(value, tf.cast(known, value.dtype))
 
