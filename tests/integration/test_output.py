@@ -20,7 +20,8 @@ import sys, time
 for epoch in (1, 2):
     print(f"Epoch {epoch}/2")
     for step in range(1, 21):
-        sys.stdout.write(f"\\r{step}/20 [{'=' * step:<20}] - loss: {1 / step:.4f}")
+        bar = f"\\x1b[1m{step}/20\\x1b[0m [{'=' * step:<20}] - loss: {1 / step:.4f}"
+        sys.stdout.write("\\b" * len(bar) + "\\r" + bar)
         sys.stdout.flush()
         time.sleep(0.05)
     print()
@@ -28,7 +29,7 @@ print("done")
 """
 STEPS = """
 import os, time
-for n in range(40):
+for n in range(5):
     print(os.environ["TFCLUSTER_TASK"], "step", n, flush=True)
     time.sleep(0.05)
 """
@@ -107,7 +108,7 @@ def test_a_progress_bar_on_a_pipe_is_shown_in_its_last_state_only(shell: Command
             "20/20 [====================] - loss: 0.0500",
             "done",
         ]
-    assert b"\r1/20" in shell.log("worker:0"), "the log keeps what the task wrote"
+    assert b"\r\x1b[1m1/20" in shell.log("worker:0"), "the log keeps what the task wrote"
 
 
 TASK_ROW = re.compile(r"worker:[01]  (?:starting|running) .* (\d+)/20 \[")
@@ -151,7 +152,7 @@ def test_collapse_shows_equal_lines_once(shell: CommandLine) -> None:
 
 
 def test_json_writes_events_to_stdout_and_the_lines_to_stderr(shell: CommandLine) -> None:
-    shell.script("steps.py", STEPS.replace("40", "5"))
+    shell.script("steps.py", STEPS)
 
     done = shell.run("run", "-n", "2", "--json", "steps.py")
 
@@ -165,16 +166,36 @@ def test_json_writes_events_to_stdout_and_the_lines_to_stderr(shell: CommandLine
         assert f"{task} │ {task} step 4\n" in done.err
 
 
-def test_logs_of_an_ended_run_equal_what_was_streamed(shell: CommandLine) -> None:
-    shell.script("steps.py", STEPS.replace("0.05", "0"))
-    streamed = shell.run("run", "-n", "2", "steps.py").out
+TURNS = """
+import os, time
+from pathlib import Path
+me = int(os.environ["TFCLUSTER_TASK"][-1])
+logs = Path(os.environ["TFCLUSTER_HOME"], "runs", os.environ["TFCLUSTER_RUN_ID"], "logs/attempt-1")
+for n in range(4):
+    other = logs / f"worker-{1 - me}.log"
+    while n % 2 == me and n and not (other.exists() and f"turn {n - 1}" in other.read_text()):
+        time.sleep(0.02)
+    if n % 2 == me:
+        time.sleep(0.2)  # a log's times are 0.1 s apart
+        print("turn", n, flush=True)
+for n in range(40):
+    print(os.environ["TFCLUSTER_TASK"], "step", n)
+"""
+
+
+def test_logs_of_an_ended_run_are_what_was_streamed_by_time_or_by_task(shell: CommandLine) -> None:
+    shell.script("turns.py", TURNS)
+    streamed = shell.run("run", "-n", "2", "turns.py").out
 
     again = shell.run("logs").out
+    by_task = shell.run("logs", "--by-task").out
     tail = shell.run("logs", "--task", "worker:1", "--tail", "5").out
     found = shell.run("logs", "--grep", "step 3[0-9]").out
 
-    assert split_by_task(again) == split_by_task(streamed)
-    assert len(again) == len(streamed)
+    assert split_by_task(again) == split_by_task(by_task) == split_by_task(streamed)
+    assert len(again) == len(by_task) == len(streamed)
+    assert re.findall(rb"turn (\d)", again) == [b"0", b"1", b"2", b"3"]
+    assert re.findall(rb"turn (\d)", by_task) == [b"0", b"2", b"1", b"3"]
     assert tail.decode().splitlines() == [f"worker:1 │ worker:1 step {n}" for n in range(35, 40)]
     assert len(found.splitlines()) == 20
     assert b"step 29" not in found

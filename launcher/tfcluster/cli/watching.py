@@ -173,8 +173,7 @@ def status(run: str | None, as_json: bool, choice: SchedulerChoice) -> None:
 @click.command("attach")
 @click.argument("run", required=False, shell_complete=live_runs)
 @click.option("--collapse", is_flag=True, help="Show identical lines of several tasks once.")
-@click.option("--native-logs", is_flag=True,
-              help="Show TensorFlow's native start lines on a screen too.")  # fmt: skip
+@click.option("--native-logs", is_flag=True, help="Show TensorFlow's native start lines too.")
 @click.option("--json", "as_json", is_flag=True,
               help="Write events to stdout, task output to stderr.")  # fmt: skip
 @scheduler_options
@@ -274,10 +273,11 @@ def show_end(
               help="Start with the last N lines of each task.")  # fmt: skip
 @click.option("--since", metavar="WHEN",
               help="Only lines since then: 5m, 2h (ago), 14:30, '2026-09-14 14:30'.")  # fmt: skip
+@click.option("--by-task", is_flag=True, help="Show one task after the other, not by time.")
 @click.option("--time", "times", is_flag=True, help="Begin each line with its time.")
 @click.option("--collapse", is_flag=True, help="Show identical lines of several tasks once.")
-@click.option("--all", "native", is_flag=True,
-              help="Show TensorFlow's native start lines on a screen too.")  # fmt: skip
+@click.option("--native-logs", "--all", "native", is_flag=True,
+              help="Show TensorFlow's native start lines too.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True,
               help="Write one JSON object per line: time, task, attempt, line.")  # fmt: skip
 @scheduler_options
@@ -289,13 +289,14 @@ def logs(
     attempt: int | None,
     tail: int | None,
     since: str | None,
+    by_task: bool,
     times: bool,
     collapse: bool,
     native: bool,
     as_json: bool,
     choice: SchedulerChoice,
 ) -> None:
-    """Show or follow the output of the tasks of RUN (default: the latest run)."""
+    """Show or follow the output of the tasks of RUN (default: the latest run), by time."""
     if collapse and (as_json or times):
         other = "--json" if as_json else "--time"
         raise UsageError(f"--collapse and {other} exclude each other", fix="leave out one")
@@ -309,12 +310,13 @@ def logs(
         since=None if since is None else parse_moment(since),
         tail=tail,
         failed=_find_failed(paths),
+        by_task=by_task,
     )
     is_over = job_watch.WatchedState(paths).is_over
     if as_json:
         merged = MergedLogs(paths, log_filter, LineStyle(as_json=True))
         while follow and not is_over():
-            if not all(map(terminal.out_lines, merged.advance())):
+            if not all(map(terminal.out_lines, merged.catch_up())):
                 return
             time.sleep(_PAUSE_S)
         _print(merged, terminal)
@@ -342,7 +344,7 @@ def _print(merged: MergedLogs, terminal: Terminal) -> None:
         if not terminal.out_lines(block):
             return
     if omitted := merged.omitted():
-        text = f"{plural(omitted, 'start line')} of TensorFlow not shown: --all shows all lines"
+        text = f"{plural(omitted, 'start line')} of TensorFlow not shown: --native-logs shows all"
         terminal.say_wrapped(text, "dim")
 
 

@@ -329,11 +329,26 @@ class LogTimes:
 
         The time of a line is that of its last byte: a progress bar's last state.
         """
+        return self._entry_of(offset)[0]
+
+    def groups(self, block: bytes, start: int) -> Iterator[tuple[float | None, bytes]]:
+        """Yield the whole lines of `block`, which begins at the offset `start`, by their times."""
+        at = 0
+        while at < len(block):
+            moment, end = self._entry_of(start + block.index(b"\n", at))
+            cut = block.rindex(b"\n", at, int(min(end - start, len(block)))) + 1
+            yield moment, block[at:cut]
+            at = cut
+
+    def _entry_of(self, offset: int) -> tuple[float | None, float]:
+        """Return when the byte at `offset` was written, if known, and up to where that holds."""
         if not self._offsets or not self._offsets[0] <= offset < self._end:
             self._load(offset)
-        place = bisect_right(self._offsets, offset) - 1
-        moment = self._times[place] if place >= 0 else 0.0
-        return moment if 0.0 < moment < _LATEST_TIME else None
+        place = bisect_right(self._offsets, offset)
+        moment = self._times[place - 1] if place else 0.0
+        end = self._offsets[place] if place < len(self._offsets) else self._end
+        # The offsets of a damaged index may go back.
+        return moment if 0.0 < moment < _LATEST_TIME else None, max(end, offset + 1)
 
     def find(self, moment: float) -> int | None:
         """Return the first offset written at or after `moment`; None if none is known."""
@@ -430,11 +445,11 @@ class AttemptLogs:
         for log in self.logs:
             log.has_ended |= log.attempt <= attempt
 
-    def read(self) -> Iterator[bytes]:
+    def read(self, most: int = CHUNK) -> Iterator[bytes]:
         """Yield a block or a long line of `current`, as `LogSource.read` does."""
         while True:
             log, before = self.current, self.current.position
-            yield from log.read()
+            yield from log.read(most)
             if log.position != before or len(self.logs) == 1:
                 return
             # A newer attempt of this task has started: this file and its last line are complete.

@@ -114,6 +114,8 @@ class RunView:
     def run(self, is_over: Callable[[], bool] | None = None) -> None:
         """Show the run until `finish` is called, `is_over` returns True or stdout is closed."""
         self._watch_screen()
+        self._skip_if_far_behind()
+        self._write_lines(self.logs.catch_up())
         while not self._is_finishing.is_set() and not (is_over and is_over()):
             found_new, has_more = self._show_round()
             self._show_job()
@@ -275,7 +277,7 @@ def line_style_for(
 ) -> LineStyle:
     """Return the style of the tasks' lines on `stream`; `native`: with all native lines."""
     is_screen, colours = stream.is_tty, terminal.has_colour(stream)
-    return LineStyle(is_screen, colours, collapse, folds=is_screen and not native, times=times)
+    return LineStyle(is_screen, colours, collapse, folds=not native, times=times)
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:

@@ -129,10 +129,14 @@ class Collapser:
         if self._waiting_since is None:
             self._waiting_since = time.monotonic()
 
+    @property
+    def is_full(self) -> bool:
+        return self._size > MAX_WAITING_LINES
+
     def take_due(self) -> Iterator[bytes]:
         """Yield all waiting lines once the window is over, or once very many wait."""
         waited = 0.0 if self._waiting_since is None else time.monotonic() - self._waiting_since
-        if waited >= WINDOW_S or self._size > MAX_WAITING_LINES:
+        if waited >= WINDOW_S or self.is_full:
             yield from self.take_all()
 
     def take_all(self) -> Iterator[bytes]:

@@ -1,18 +1,19 @@
 """Merges a run's task logs into one stream: ``worker:0 │ line``, whole lines, in order per task.
 
-A pipe or a file gets what the tasks wrote, byte for byte, apart from the prefix and from progress
-bars (only their last state). A terminal gets sanitized lines without the lines that TensorFlow's
-native code writes at each start (`native_lines`), and a very long line is cut with a note; the log
-files keep everything.
+What is there already comes in the order of its times (`catch_up`), what follows as it is found
+(`advance`). The lines that TensorFlow's native code writes at each start (`native_lines`) are left
+out. All others reach a pipe or a file byte for byte, apart from the prefix and from progress bars
+(plain text, only their last state). A terminal gets sanitized lines, and a very long line is cut
+with a note; the log files keep everything.
 """
 
 from __future__ import annotations
 
 import codecs
 import re
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from heapq import merge
 from itertools import chain
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from tfcluster.rundir.task_logs import (
     AttemptLogs,
     RunLogs,
     TaskLog,
-    latest_states,
+    latest_state,
     rank,
     start_of_line,
     tail_offset,
@@ -39,16 +40,20 @@ from tfcluster.ui.lines import (
     sanitize_text,
     select_lines,
 )
-from tfcluster.ui.native_lines import NativeFilter
+from tfcluster.ui.native_lines import NativeFilter, split_native
 from tfcluster.ui.terminal import TASK_COLOURS, paint
 
 _MOST_PASSED = 64
 """Blocks of a task without a line to show that one round reads: other tasks have their turn."""
+_MOST_READ = 16 * 1024 * 1024
+_LEAST_BLOCK = 4 * 1024
+"""Bytes of all tasks, and at least of each, that are in memory while they are merged by time."""
+_LEAST_WRITTEN = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class LogFilter:
-    """A selection of lines; by default all of them."""
+    """A selection of lines, and their order; by default all of them, by their times."""
 
     tasks: Collection[str] = ()
     """Labels as shown (``worker:0``, ``prepare``); empty: all tasks."""
@@ -65,6 +70,8 @@ class LogFilter:
 
     failed: Collection[str] = ()
     """Labels of tasks that have failed: all their lines are shown."""
+    by_task: bool = False
+    """Show the lines that are there task by task, instead of by their times."""
 
     def includes(self, label: str, attempt: int) -> bool:
         if self.last_attempt is not None and attempt > self.last_attempt:
@@ -87,6 +94,10 @@ class LineStyle:
     """Begin each line with its time."""
     as_json: bool = False
     """Write each line as a JSON object: its time, task, attempt and text; for a pipe."""
+
+    @property
+    def needs_times(self) -> bool:
+        return self.times or self.as_json
 
 
 def task_colour(label: str) -> str:
@@ -132,12 +143,22 @@ class MergedLogs:
         """
         self.discover()
         for task in list(self._logs.tasks.values()):
-            if self._collapser is not None:
-                self._collapser.feed(task.label, self._plain_lines(task))
-            else:
-                yield from self._styled(task)
+            for group in self._next_groups(task):
+                yield from self._give(group)
         if self._collapser is not None:
             yield from self._collapser.take_due()
+
+    def catch_up(self) -> Iterator[bytes]:
+        """Yield all output until now, ready to be written: by its times, or task by task.
+
+        Where times are equal or not known, the tasks come in the order of `rank`.
+        """
+        self.discover()
+        block_size = max(_LEAST_BLOCK, min(CHUNK, _MOST_READ // max(len(self._logs.tasks), 1)))
+        streams = [self._groups_until_now(task, block_size) for task in self._logs.tasks.values()]
+        by_task = chain.from_iterable(streams)
+        groups = by_task if self._filter.by_task else merge(*streams, key=_moment_of)
+        yield from _join(block for group in groups for block in self._give(group))
 
     def drain(self) -> Iterator[bytes]:
         """Yield all remaining output of tasks that have ended, last lines without newline too."""
@@ -146,14 +167,10 @@ class MergedLogs:
             if log.size() == (old_size := self._old_sizes.get(log)):
                 log.move_to(old_size)
         self._logs.mark_all_ended()
-        while True:
-            found_new = False
-            before = self._position()
-            for block in self.advance():
-                found_new = True
-                yield block
-            if not found_new and self._position() == before:
-                break
+        before = -1
+        while before != (position := self._position()):
+            before = position
+            yield from self.catch_up()
         if self._collapser is not None:
             yield from self._collapser.take_all()
 
@@ -238,74 +255,90 @@ class MergedLogs:
     def _position(self) -> int:
         return sum(log.position for log in self._logs.files())
 
-    def _styled(self, task: AttemptLogs) -> Iterator[bytes]:
+    def _next_groups(self, task: AttemptLogs) -> Iterator[_Group]:
         """Yield the next block with a line that is shown; blocks without one are passed over."""
         for _ in range(_MOST_PASSED):
             log, before = task.current, task.current.position
             has_lines = False
-            for block in self._next_block(task):
+            for group in self._read(task, CHUNK, self._line_style.needs_times):
                 has_lines = True
-                yield block
+                yield group
             if has_lines or (task.current is log and log.position == before):
                 return
 
-    def _next_block(self, task: AttemptLogs) -> Iterator[bytes]:
-        pieces = task.read()
-        first = next(pieces, None)
+    def _groups_until_now(self, task: AttemptLogs, block_size: int) -> Iterator[_Group]:
+        """Yield all lines of a task; one without a time has that of the line before."""
+        needs_times = self._line_style.needs_times or not self._filter.by_task
+        newest, size, moment = task.newest, task.newest.size(), 0.0
+        while task.current is not newest or newest.offset < size:
+            log, before = task.current, task.current.position
+            for group in self._read(task, block_size, needs_times):
+                moment = group.moment or moment
+                yield group if group.moment else replace(group, moment=moment)
+            if task.current is log and log.position == before:
+                return
+
+    def _read(self, task: AttemptLogs, block_size: int, needs_times: bool) -> Iterator[_Group]:
+        """Read the next block of a task, and yield its lines that are shown, by their times."""
+        pieces = task.read(block_size)
+        first, log = next(pieces, None), task.current
         if first is None:
             return
+        if needs_times:
+            log.times.refresh()
+        start = log.start
+        if len(first) < CHUNK and not first.endswith(b"\n"):  # the last state of a progress bar
+            first, start = b"\r" + first + b"\n", log.offset - len(first) - 2
         if not first.endswith(b"\n"):
-            yield from self._long_line(task, first, pieces)
-        elif self._line_style.times or self._line_style.as_json:
-            yield from self._stamped(task, first)
-        elif block := self._select(latest_states(first), task.current):
-            yield self._style(block, self._prefixes[task.label])
+            moment = log.times.at(log.offset - 1) if needs_times else None
+            yield from self._long_line(task, moment, first, pieces)
+            return
+        plain = not self._line_style.is_screen
+        for moment, raw in log.times.groups(first, start) if needs_times else [(None, first)]:
+            if lines := self._select(_latest_states(raw, plain), log):
+                yield self._group(task, moment, lines)
 
-    def _stamped(self, task: AttemptLogs, raw: bytes) -> Iterator[bytes]:
-        """Yield the lines of the block `raw` in groups of the same time."""
-        log, at, group, shown = task.current, task.current.start, list[bytes](), b""
-        log.times.refresh()
-        lines = latest_states(raw)[:-1].split(b"\n")
-        for length, line in zip(map(len, raw[:-1].split(b"\n")), lines, strict=True):
-            at += length + 1
-            if selected := self._select(line + b"\n", log):
-                prefix = self._prefix(task, at - 1)
-                if group and prefix != shown:
-                    yield self._style(b"".join(group), shown)
-                    group = []
-                group.append(selected)
-                shown = prefix
-        if group:
-            yield self._style(b"".join(group), shown)
+    def _group(self, task: AttemptLogs, moment: float | None, lines: bytes) -> _Group:
+        if self._collapser is None:
+            lines = self._style(lines, self._prefix(task, moment))
+        return _Group(moment, task.label, [lines])
 
-    def _prefix(self, task: AttemptLogs, offset: int) -> bytes:
-        """Return what goes before the line whose last byte is at `offset`."""
+    def _give(self, group: _Group) -> Iterator[bytes]:
+        """Yield what is to be written now of a group."""
+        if self._collapser is None:
+            yield from group.blocks
+            return
+        for block in group.blocks:
+            self._collapser.feed(group.label, block[:-1].split(b"\n"))
+        if self._collapser.is_full:
+            yield from self._collapser.take_all()
+
+    def _prefix(self, task: AttemptLogs, moment: float | None) -> bytes:
+        """Return what goes before each line that was written at `moment`."""
         style = self._line_style
-        if not style.times and not style.as_json:
-            return self._prefixes[task.label]
-        moment = task.current.times.at(offset)
         if style.as_json:
             return json_head(moment, task.label, task.current.attempt)
+        if not style.times:
+            return self._prefixes[task.label]
         stamp = format_stamp(moment)
         stamp = paint(stamp, "dim") if style.colours else stamp
         return f"{stamp} ".encode() + self._prefixes[task.label]
 
-    def _long_line(self, task: AttemptLogs, first: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:
-        log = task.current
-        log.times.refresh()
-        if log in self._native:
-            self._native[log].interrupt()
-        prefix = self._prefix(task, log.offset - 1)
+    def _long_line(
+        self, task: AttemptLogs, moment: float | None, first: bytes, rest: Iterator[bytes]
+    ) -> Iterator[_Group]:
+        """Yield a line longer than a chunk, of which only the first chunk is searched."""
+        if task.current in self._native:
+            self._native[task.current].interrupt()
         if self._filter.grep is not None and not self._filter.grep.search(first):
-            # Only the first chunk of a line longer than a chunk is searched.
-            deque(rest, maxlen=0)
-        elif self._line_style.is_screen:
-            yield self._style(cut_line(first, sum(map(len, rest))), prefix)
-        elif self._line_style.as_json:
-            yield from _long_json(prefix, chain([first], rest))
-        else:
-            yield prefix + first
-            yield from rest
+            return
+        if self._line_style.is_screen or self._collapser is not None:
+            yield self._group(task, moment, cut_line(first, sum(map(len, rest))))
+            return
+        prefix, pieces = self._prefix(task, moment), chain([first], rest)
+        is_json = self._line_style.as_json
+        blocks = _long_json(prefix, pieces) if is_json else chain([prefix], pieces)
+        yield _Group(moment, task.label, blocks)
 
     def _select(self, block: bytes, log: TaskLog) -> bytes:
         if (native := self._native.get(log)) is not None:
@@ -326,13 +359,52 @@ class MergedLogs:
         suffix = f" (×{times})".encode() if times > 1 else b""
         return self._style(line + suffix + b"\n", self._prefixes[label])
 
-    def _plain_lines(self, task: AttemptLogs) -> list[bytes]:
-        pieces = task.read()
-        first = next(pieces, b"")
-        if first and not first.endswith(b"\n"):
-            first = cut_line(first, sum(map(len, pieces)))
-        block = self._select(latest_states(first), task.current) if first else b""
-        return block[:-1].split(b"\n") if block else []
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Lines of one task that were written at the same time."""
+
+    moment: float | None
+    """Unix time; None if it is not known, or not needed."""
+    label: str
+    blocks: Iterable[bytes]
+    """The lines, styled but for the collapser; a long line in pieces, of which only the last one
+    ends with a newline."""
+
+
+def _moment_of(group: _Group) -> float:
+    return group.moment or 0.0
+
+
+def _join(blocks: Iterator[bytes]) -> Iterator[bytes]:
+    """Join small blocks, so that a stream of single lines is not written line by line."""
+    parts, size = list[bytes](), 0
+    for block in blocks:
+        parts.append(block)
+        size += len(block)
+        if size >= _LEAST_WRITTEN:
+            yield b"".join(parts)
+            parts, size = [], 0
+    if parts:
+        yield b"".join(parts)
+
+
+def _latest_states(block: bytes, plain: bool) -> bytes:
+    """Return `block` with each progress bar in its last state, as plain text for a pipe.
+
+    A progress bar is a line with carriage returns.
+    """
+    if b"\r" not in block:
+        return block
+    return b"".join(_latest_state(line, plain) + b"\n" for line in block[:-1].split(b"\n"))
+
+
+def _latest_state(line: bytes, plain: bool) -> bytes:
+    if b"\r" not in (line := line.rstrip(b"\r")):
+        return line
+    # The bar is drawn again after a native message that was written into it.
+    state = split_native(latest_state(line)).rpartition(b"\n")[2]
+    return sanitize(state, colours=False) if plain else state
 
 
 def _native_test(block: bytes) -> Callable[[bytes], object]:

@@ -1,5 +1,5 @@
-"""Recognizes lines that a screen omits: those that TensorFlow's native code writes at each start,
-and stacks that tfcluster has asked for.
+"""Recognizes lines that views omit: those that TensorFlow's native code writes at each start, and
+stacks that tfcluster has asked for.
 
 TensorFlow, absl, XLA, CUDA's libraries and gRPC write 20 to 40 lines per task before a script's
 first. Such a line has one of two forms, comes from a source file in `TABLE` and begins with a text
@@ -143,6 +143,7 @@ TABLE: Mapping[str, tuple[KnownLine, ...]] = {
         KnownLine("local_rendezvous.cc", rb"Local rendezvous is .*: ABORTED: Cleanup -?\d+", b"IW"),
     ),
     "the input": (
+        KnownLine("replicate_on_split.cc", rb"Running replicate on split optimization"),
         KnownLine("generator_dataset_op.cc", rb"Memory patch applied: M_TRIM_THRESHOLD="),
         KnownLine("dataset.cc", rb"Input of \w+::Dataset will not be optimized because", b"W"),
         KnownLine(

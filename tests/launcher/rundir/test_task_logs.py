@@ -303,6 +303,30 @@ def test_lookups_agree_with_a_search_of_the_whole_index(
         assert times.find(moment) == (later[0] if later else None)
 
 
+@given(
+    st.lists(st.tuples(st.integers(0, 90), st.floats(1, 9)), max_size=12),
+    st.lists(st.integers(0, 9), min_size=1, max_size=12),
+    st.integers(0, 40),
+    st.booleans(),
+)
+def test_lines_are_grouped_by_the_time_of_their_last_byte(
+    tmp_path_factory: pytest.TempPathFactory,
+    entries: Entries,
+    lengths: list[int],
+    start: int,
+    is_damaged: bool,
+) -> None:
+    entries = entries if is_damaged else sorted(entries)
+    times = write_times(tmp_path_factory.mktemp("index") / "worker-0.log", entries)
+    block = b"".join(b"x" * length + b"\n" for length in lengths)
+    groups = list(times.groups(block, start))
+    assert b"".join(group for _, group in groups) == block
+    if not is_damaged:
+        ends = [start + at for at, byte in enumerate(block) if byte == ord("\n")]
+        grouped = [moment for moment, group in groups for _ in range(group.count(b"\n"))]
+        assert grouped == [times.at(end) for end in ends]
+
+
 def test_the_writer_adds_an_entry_at_most_every_interval(
     log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

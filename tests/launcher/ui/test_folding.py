@@ -1,4 +1,4 @@
-"""A screen shows a script's lines without TensorFlow's start lines, until the task fails."""
+"""A script's lines are shown without TensorFlow's start lines, until the task fails."""
 
 from __future__ import annotations
 
@@ -96,14 +96,14 @@ def test_a_line_after_a_skip_continues_nothing(paths: RunPaths, write_log: Write
     assert shown(logs) == [second.decode().rstrip()]
 
 
-def test_a_screen_folds_unless_asked_and_a_pipe_never(
+def test_a_screen_and_a_pipe_fold_unless_asked(
     paths: RunPaths, open_screen: Callable[..., tuple[int, object]]
 ) -> None:
     _, screen = open_screen()
     terminal = Terminal(screen, None, environ={})  # type: ignore[arg-type]
-    assert line_style_for(terminal, terminal.stdout, False).folds
-    assert not line_style_for(terminal, terminal.stdout, False, native=True).folds
-    assert not line_style_for(terminal, terminal.stderr, False).folds
+    for stream in (terminal.stdout, terminal.stderr):
+        assert line_style_for(terminal, stream, False).folds
+        assert not line_style_for(terminal, stream, False, native=True).folds
 
 
 def test_the_live_view_folds_until_the_task_fails(

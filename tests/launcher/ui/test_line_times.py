@@ -1,15 +1,21 @@
-"""`logs --time`, `--since` and `--json` know when each line was written."""
+"""`logs`, `--time`, `--since` and `--json` know when each line was written."""
 
 from __future__ import annotations
 
 import json
 import re
 import struct
+import subprocess
+import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
+from itertools import chain
+from operator import itemgetter
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.documentation import unprinted
 from tests.launcher.conftest import Tfcluster
 from tests.launcher.ui.conftest import MakeEnded
@@ -17,6 +23,7 @@ from tests.launcher.ui.conftest import MakeEnded
 from tfcluster.cli.options import parse_moment
 from tfcluster.errors import UsageError
 from tfcluster.rundir.paths import RunPaths
+from tfcluster.ui import merged_logs
 from tfcluster.ui.merged_logs import LineStyle, LogFilter, MergedLogs
 
 Write = Callable[..., Path]
@@ -31,6 +38,10 @@ def add_times(log: Path, *entries: tuple[int, float]) -> None:
 
 def shown(logs: MergedLogs) -> list[str]:
     return b"".join(logs.drain()).decode().splitlines()
+
+
+def texts(logs: MergedLogs) -> list[str]:
+    return [line.partition(" │ ")[2] for line in shown(logs)]
 
 
 def test_each_line_begins_with_its_time(paths: RunPaths, write_log: Write) -> None:
@@ -58,6 +69,75 @@ def test_times_and_filters_work_together(paths: RunPaths, write_log: Write) -> N
     assert newest == [" " * 22 + "worker:0 │ again"]
 
 
+def test_the_lines_of_several_tasks_come_by_their_times(paths: RunPaths, write_log: Write) -> None:
+    add_times(write_log("worker:0", b"a\nd\n"), (0, 1.0), (2, 4.0))
+    add_times(write_log("worker:1", b"b\nc\ne\nno end"), (0, 2.0), (2, 3.0), (4, 4.0))
+    add_times(write_log("ps:0", b"unknown time\nf\n"), (13, 5.0))
+    assert texts(MergedLogs(paths)) == ["unknown time", "a", "b", "c", "d", "e", "no end", "f"]
+    assert texts(MergedLogs(paths, LogFilter(tail=1))) == ["d", "no end", "f"]
+    by_task = ["a", "d", "b", "c", "e", "no end", "unknown time", "f"]
+    assert texts(MergedLogs(paths, LogFilter(by_task=True))) == by_task
+    logs = MergedLogs(paths)
+    assert b"".join(logs.catch_up()).count(b"\n") == 7, "a line without end may go on"
+    add_times(write_log("worker:0", b"later\n"), (4, 6.0))
+    assert texts(logs) == ["no end", "later"]
+
+
+WRITES = st.lists(
+    st.tuples(st.integers(0, 2), st.floats(0.0, 0.3), st.sampled_from([1, 2, 40])), max_size=60
+)
+"""Task, seconds since the last write, and lines."""
+
+
+@given(WRITES)
+def test_merged_lines_are_sorted_by_time_and_whole_and_in_order_per_task(
+    tmp_path_factory: pytest.TempPathFactory, writes: list[tuple[int, float, int]]
+) -> None:
+    paths = RunPaths(tmp_path_factory.mktemp("home") / "runs" / "demo-20260914-153012-k7f3")
+    paths.attempt_logs(1).mkdir(parents=True)
+    lines: list[list[tuple[float, str]]] = [[], [], []]
+    now = 0.0
+    for number, (task, seconds, count) in enumerate(writes):
+        now += seconds
+        log = paths.attempt_logs(1) / f"worker-{task}.log"
+        with log.open("ab") as file:
+            add_times(log, (file.tell(), now))
+            for part in range(count):
+                file.write(f"{number} {part}\n".encode())
+                lines[task].append((now, f"worker:{task} │ {number} {part}"))
+    expected = sorted(chain.from_iterable(lines), key=itemgetter(0))  # a stable sort
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(merged_logs, "_LEAST_BLOCK", 16)
+        patch.setattr(merged_logs, "_MOST_READ", 64)
+        assert shown(MergedLogs(paths)) == [text for _, text in expected]
+
+
+MERGE = """
+import resource, sys
+from pathlib import Path
+from tfcluster.rundir.paths import RunPaths
+from tfcluster.ui import merged_logs
+from tfcluster.ui.merged_logs import MergedLogs
+logs = MergedLogs(RunPaths(Path(sys.argv[1])))
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+print(sum(len(block) for block in logs.drain()))
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+def test_large_logs_are_merged_without_being_read_into_memory(
+    paths: RunPaths, write_log: Write
+) -> None:
+    line, count = b"x" * 79 + b"\n", 500_000
+    for task in ("worker:0", "worker:1"):
+        log = write_log(task, line * count)
+        add_times(log, *((at, at / 1e6) for at in range(0, len(line) * count, 1000)))
+    argv = [sys.executable, "-c", MERGE, str(paths.root)]
+    size, grown_kb = subprocess.run(argv, capture_output=True, check=True).stdout.split()
+    assert int(size) == 2 * count * len("worker:0 │ ".encode() + line)
+    assert int(grown_kb) < 20_000
+
+
 def test_lines_are_followed_with_their_times(paths: RunPaths, write_log: Write) -> None:
     log = write_log("worker:0", b"one\n")
     add_times(log, (0, 0.0))
@@ -78,7 +158,7 @@ def test_since_begins_with_the_line_that_ended_then(
     log = write_log("worker:0", b"one\ntwo\nthree\n")
     add_times(log, (0, 0.0), (6, 1.0), (10, 2.0))
     logs = MergedLogs(paths, LogFilter(since=NOON + seconds))
-    assert [line.partition(" │ ")[2] for line in shown(logs)] == expected
+    assert texts(logs) == expected
     write_log("worker:0", b"later\n")
     assert b"".join(logs.advance()).decode() == "worker:0 │ later\n"
 
@@ -126,6 +206,11 @@ def test_logs_with_times(tfcluster: Tfcluster, make_ended: MakeEnded) -> None:
         (NOON + 60, "no end"),
     ]
     assert tfcluster("logs", "--since", "5m", "--task", "worker:0").out == ""
+    add_times(paths.attempt_logs(1) / "worker-1.log", (0, 30.0))
+    tasks = [line[:8] for line in tfcluster("logs").out.splitlines()]
+    assert tasks == ["worker:0", "worker:1", "worker:1", "worker:0", "worker:0"]
+    tasks = [line[:8] for line in tfcluster("logs", "--by-task").out.splitlines()]
+    assert tasks == ["worker:0"] * 3 + ["worker:1"] * 2
 
 
 @pytest.mark.parametrize(

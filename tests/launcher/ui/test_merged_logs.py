@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from tfcluster.ui.lines import MAX_LINE_BYTES
 from tfcluster.ui.merged_logs import LineStyle, LogFilter, MergedLogs, task_colour
 
 Write = Callable[..., Path]
+JSON = LineStyle(as_json=True)
 
 
 def drained(
@@ -43,7 +45,41 @@ def test_progress_bars_are_shown_in_their_last_state(paths: RunPaths, write_log:
     assert logs.partials() == {"worker:0": "5/9"}
 
 
-def test_a_pipe_gets_the_bytes_unchanged_and_a_screen_sanitized_ones(
+def keras_bar(steps: int) -> bytes:
+    """Return what Keras 3 writes during an epoch to a pipe (keras/src/utils/progbar.py)."""
+    states = [
+        f"\r\x1b[1m{step}/{steps}\x1b[0m \x1b[32m━━\x1b[0m\x1b[37m━\x1b[0m - loss: 0.5"
+        for step in range(1, steps + 1)
+    ]
+    return ("\b" * 20).join(states).encode() + b"\n"
+
+
+@pytest.mark.parametrize("steps", [1, 20, 9000])
+def test_a_pipe_gets_a_progress_bar_as_plain_text_in_its_last_state(
+    paths: RunPaths, write_log: Write, steps: int
+) -> None:
+    write_log("worker:0", b"Epoch 1/2\n" + keras_bar(steps) + b"\x1b[1mnext\r\n")
+    shown = ["Epoch 1/2", f"{steps}/{steps} ━━━ - loss: 0.5", "\x1b[1mnext"]
+    for style in (LineStyle(), LineStyle(times=True), LineStyle(collapse=True)):
+        lines = drained(paths, style=style).splitlines()
+        assert [line.partition("│ ")[2] for line in lines] == shown
+    texts = [json.loads(line)["line"] for line in drained(paths, style=JSON).splitlines()]
+    assert texts == shown
+
+
+def test_a_native_message_that_was_written_into_a_progress_bar_is_not_shown_with_it(
+    paths: RunPaths, write_log: Write
+) -> None:
+    message = b"2026-11-28 12:23:46.9: W tensorflow/core/framework/local_rendezvous.cc:404] Local"
+    message += b" rendezvous is aborting with status: OUT_OF_RANGE: End of sequence\n"
+    message += b"\t [[{{node x}}]]\n"
+    write_log("worker:0", keras_bar(2)[:-1] + message + keras_bar(3))
+    for is_screen in (False, True):
+        shown = drained(paths, style=LineStyle(is_screen=is_screen, folds=True))
+        assert shown == "worker:0 │ 3/3 ━━━ - loss: 0.5\n"
+
+
+def test_a_pipe_gets_other_bytes_unchanged_and_a_screen_sanitized_ones(
     paths: RunPaths, write_log: Write
 ) -> None:
     write_log("worker:0", b"\x00\xff\x1b[2J\x07\n")
