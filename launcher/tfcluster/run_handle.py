@@ -194,7 +194,10 @@ class Run:
         return {task.task: task for task in self.state().tasks}
 
     def history(self, *, most: int = 600) -> History:
-        """Return the curves of all tasks, of at most `most` points each, and the timeline."""
+        """Return the curves of all tasks, of at most `most` points each, and the timeline.
+
+        It is a dict of columns that `pandas.DataFrame` takes.
+        """
         from tfcluster.rundir.series import read_history
 
         return read_history(self.paths, most=most)

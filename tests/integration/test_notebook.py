@@ -10,12 +10,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import nbformat
 import pytest
 
 from .commandline import CommandLine
 from .jobs.lab import PYTHONS
-from .notebooks import Notebook, a_notebook, cells_of
+from .notebooks import Notebook, a_notebook, as_notebook, cells_of
 
 PAGE = Path(__file__).parents[2] / "docs/guides/notebook.md"
 
@@ -42,9 +41,8 @@ print("<b>", sys.argv[1:])
 
 
 def test_a_notebook_runs_as_a_script_with_a_live_view(kernel: Notebook) -> None:
-    cells = [nbformat.v4.new_code_cell(f"%matplotlib inline\n{SCRIPT}")]
     path = kernel.folder / "train.ipynb"
-    nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
+    path.write_text(as_notebook(SCRIPT))
     done = kernel.run("result = tfcluster.run('train.ipynb', args=['--epochs', '3'])")
     assert done.error == "", done.shown
     for text in (

@@ -98,6 +98,7 @@ class Notebook:
 
     @classmethod
     def read(cls, text: str) -> Notebook:
+        """Read the text of an ``.ipynb`` file."""
         try:
             notebook = parse_json_object(text)
             code = (cell["source"] for cell in notebook["cells"] if cell["cell_type"] == "code")

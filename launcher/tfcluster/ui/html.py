@@ -100,7 +100,8 @@ def _cell(text: str, tag: str = "td", is_right: bool = False) -> str:
 
 
 def _verbatim(lines: Iterable[str]) -> str:
-    return f"<pre>{html.escape(sanitize_text(chr(10).join(lines)))}</pre>"
+    text = "\n".join(lines)
+    return f"<pre>{html.escape(sanitize_text(text))}</pre>"
 
 
 def _escape(text: str) -> str:
