@@ -193,9 +193,10 @@ def run(
 ) -> Result:
     """Run a script, a notebook or a function as the workers of one cluster to its end.
 
-    In IPython, a live view shows the run. A script gets the strings `args`, as with ``tfcluster run``. A function is called on every
+    A script gets the strings `args`, as with ``tfcluster run``. A function is called on every
     worker with `args` and `kwargs`; `Result.value` is what it returned on the chief. Tasks on this
-    machine run in the Python that calls this, unless `python` names another one.
+    machine run in the Python that calls this, unless `python` names another one. IPython shows a
+    live view of the run.
 
     Ctrl-C stops the run. Raises JobFailed unless the run succeeds, FunctionError for a function or
     argument that cannot be sent, and what `start` raises.

@@ -1,4 +1,4 @@
-"""What IPython shows: the live view of `tfcluster.run`, and the magic ``%%tfcluster``.
+"""The live view of `tfcluster.run` in IPython, and the magic ``%%tfcluster``.
 
 It is imported only where IPython runs already.
 """

@@ -35,7 +35,7 @@ def notebook(kernel: Notebook) -> Notebook:
 SCRIPT = """
 import sys
 from tfcluster_workers import reporting
-reporting.progress(30, epoch=3, epochs=4, total_steps=40, metrics={"loss": 0.5})
+reporting.progress(30, total=40, metrics={"loss": 0.5})
 print("<b>", sys.argv[1:])
 """
 
@@ -50,7 +50,7 @@ def test_a_notebook_runs_as_a_script_with_a_live_view(kernel: Notebook) -> None:
         "&lt;b&gt; [&#x27;--epochs&#x27;, &#x27;3&#x27;]",
     ):
         assert text in done.html
-    assert "worker:0 │ <b> ['--epochs', '3']" in done.text
+    assert " │ <b> ['--epochs', '3']" in done.text
     for shown in ("result", "result.run", "tfcluster.runs()"):
         assert "<table>" in kernel.run(shown).html
     history = kernel.run("history = result.run.history()\nprint(*history, history['loss'])")

@@ -113,7 +113,9 @@ def _refuse_toml(path: Path, name: str) -> None:
 
 def _fix_missing(path: Path, name: str) -> str:
     """Return what to do about a spec file that does not exist: a similar name, if there is one."""
-    names = [entry for entry in _names_in(path.parent) if entry.endswith((*_ENDINGS, *PYTHON_ENDINGS))]
+    names = [
+        entry for entry in _names_in(path.parent) if entry.endswith((*_ENDINGS, *PYTHON_ENDINGS))
+    ]
     if near := similar_file(path.name, names):
         return f"did you mean {os.path.join(os.path.dirname(name), near)}?"
     return "check the path; `tfcluster init` writes a first spec"

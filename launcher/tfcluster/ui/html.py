@@ -59,9 +59,7 @@ def part_html(part: Part) -> str:
             return f"<p>{_escape(text)}</p>"
 
 
-def live_html(
-    snapshot: RunSnapshot, status: str, lines: Sequence[str], last_line: LastLine
-) -> str:
+def live_html(snapshot: RunSnapshot, status: str, lines: Sequence[str], last_line: LastLine) -> str:
     """Return the live view: the status, a progress bar, the tasks, and the last lines of all."""
     parts = [_verbatim(status.split("\n")), _bar(snapshot)]
     if shown := choose_tasks(snapshot, _TASKS):

@@ -212,7 +212,7 @@ up --bakend x
 plan train.py
     tfcluster run -n 2 train.py
 up lesson.ipynb
-    lesson.ipynb: this is a notebook, not a spec … run -n 2 lesson.ipynb … init --script lesson.ipynb
+    lesson.ipynb: this is a notebook, not a spec … run -n 2 lesson.ipynb … init --script
 up lesson.ipynb --epochs 3
     To run a script: tfcluster run lesson.ipynb --epochs 3
 lesson.ipynb

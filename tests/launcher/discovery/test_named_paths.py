@@ -90,7 +90,7 @@ def test_a_notebook_that_cannot_run_is_a_problem(folder: Path) -> None:
     cells = [{"cell_type": "code", "source": ["import tensorflow"]}]
     (folder / "good.ipynb").write_text(json.dumps({"cells": cells}))
     (folder / "bad.ipynb").write_text("import tensorflow")
-    good = {"script": "good.ipynb"}
+    good: dict[str, Any] = {"script": "good.ipynb"}
     assert problems(folder, good) == []
     fix = f"convert it: jupyter nbconvert --to script {folder}"
     bad = f"{folder}/bad.ipynb is not a notebook as Jupyter saves it (nbformat 4)"

@@ -117,7 +117,8 @@ def test_the_code_of_a_notebook_is_that_of_its_cells() -> None:
         "x = (a\n     % b)\nimport keras",
     )
     code = Code.of_file("train.ipynb", text)
-    assert (code.imports, code.sets) == ({"tensorflow", "keras"}, {"A"})
+    assert code.imports == {"tensorflow", "keras"}
+    assert code.sets == {"A"}
     assert Code.of_file("train.py", text) == Code.read(text)
 
 

@@ -137,9 +137,13 @@ def test_a_torn_last_line_waits_for_its_end(tmp_path: Path) -> None:
 
 def test_as_a_dict_a_history_is_a_table_with_columns_of_one_length(tmp_path: Path) -> None:
     used = ev.Usage(node="local", tasks={"worker:0": {"rss_bytes": 5e8}})
-    steps = ev.StepTimes(task="worker:0", attempt=1, step=4, steps=2, seconds=1.0, parts={"input": 0.5})
+    steps = ev.StepTimes(
+        task="worker:0", attempt=1, step=4, steps=2, seconds=1.0, parts={"input": 0.5}
+    )
     history = read_history(
-        folder(tmp_path, progress(1, "worker:1", loss=2.0), progress(2, loss=1.0, acc=0.5), used, steps)
+        folder(
+            tmp_path, progress(1, "worker:1", loss=2.0), progress(2, loss=1.0, acc=0.5), used, steps
+        )
     )
     assert {name: [str(value) for value in values] for name, values in history.items()} == {
         "task": ["worker:0", "worker:0", "worker:0", "worker:1"],
