@@ -11,13 +11,14 @@ import resource
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from tfcluster import kinds, run_handle
 from tfcluster.coordinator.exit_delay import delaying_exit
 from tfcluster.errors import SetupError, TfclusterError, UsageError
-from tfcluster.run_handle import Result, Run
+from tfcluster.run_handle import Result, Run, Runs
 from tfcluster.rundir import registry
 from tfcluster.spec import HostChoice, LaunchOptions, PlanOptions, run_name
 
@@ -36,10 +37,6 @@ LEASE_S: Final = 3600.0
 
 SpecSource = str | os.PathLike[str] | Mapping[str, Any]
 """A spec: the path of its file, or its value, whose paths are relative to the current folder."""
-
-
-watch: Callable[[Run], Result] = Run.wait
-"""The function by which `run` waits; ``%load_ext tfcluster`` sets one with a live view."""
 
 
 def load(source: SpecSource, *, sets: Sequence[str] = (), hosts: str | None = None) -> LoadedSpec:
@@ -194,11 +191,12 @@ def run(
     hosts: str | None = None,
     python: str | os.PathLike[str] | None = None,
 ) -> Result:
-    """Run a script or a function as the workers of one cluster to its end.
+    """Run a script, a notebook or a function as the workers of one cluster to its end.
 
     A script gets the strings `args`, as with ``tfcluster run``. A function is called on every
     worker with `args` and `kwargs`; `Result.value` is what it returned on the chief. Tasks on this
-    machine run in the Python that calls this, unless `python` names another one.
+    machine run in the Python that calls this, unless `python` names another one. IPython shows a
+    live view of the run.
 
     Ctrl-C stops the run. Raises JobFailed unless the run succeeds, FunctionError for a function or
     argument that cannot be sent, and what `start` raises.
@@ -220,12 +218,22 @@ def run(
 def _finish(started: Run) -> Result:
     """Return the result of a successful run; stop the run if anything interrupts the wait."""
     try:
-        result = watch(started)
+        result = _watch(started)
     except BaseException:
         with contextlib.suppress(TfclusterError):
             started.stop()  # `wait` has stopped it already for Ctrl-C
         raise
     return result.check()
+
+
+def _watch(started: Run) -> Result:
+    """Wait for a run; a notebook, or IPython in a terminal, shows it meanwhile."""
+    from tfcluster import functions
+
+    if (shell := functions.ipython_shell()) is None:
+        return started.wait()
+    watched: Result = import_module("tfcluster.ipython").watch(shell, started)  # it is above
+    return watched
 
 
 def start_package(
@@ -244,10 +252,10 @@ def start_package(
     return start(planned)
 
 
-def runs(*, live_only: bool = False) -> list[Run]:
+def runs(*, live_only: bool = False) -> Runs:
     """Return the runs in tfcluster's home, oldest first."""
     found = registry.runs()
-    return [Run(paths) for paths, state in found if not (live_only and state.status.is_final)]
+    return Runs(Run(paths) for paths, state in found if not (live_only and state.status.is_final))
 
 
 def get_run(run: str | os.PathLike[str] | None = None, *, live_only: bool = False) -> Run:

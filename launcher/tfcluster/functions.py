@@ -239,10 +239,15 @@ def _pickle(value: Any) -> _Pickled:
 
 def name_in_tracebacks(file: str) -> str:
     """Return ``Cell In[3]`` for the code of a notebook's cell, as IPython does."""
-    ipython = sys.modules.get("IPython")
-    compiler = getattr(ipython and ipython.get_ipython(), "compile", None)
+    compiler = getattr(ipython_shell(), "compile", None)
     words = getattr(compiler, "format_code_name", lambda _: None)(file)  # since IPython 8
     return " ".join(words) if words else file
+
+
+def ipython_shell() -> Any:
+    """Return the shell of the notebook or terminal that this process serves; None without one."""
+    ipython = sys.modules.get("IPython")  # a program without it must not import it
+    return ipython and ipython.get_ipython()
 
 
 def _source_of(code: CodeType) -> str:

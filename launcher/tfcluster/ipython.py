@@ -1,9 +1,11 @@
-"""The magic ``%%tfcluster`` of notebooks: runs the cell on several workers, with a live view."""
+"""The live view of `tfcluster.run` in IPython, and the magic ``%%tfcluster``.
+
+It is imported only where IPython runs already.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import html
 import shlex
 import time
 import traceback
@@ -23,9 +25,10 @@ from tfcluster.rundir.snapshot import RunSnapshot
 from tfcluster.ui.follow import RunView
 from tfcluster.ui.formats import cut_to_columns
 from tfcluster.ui.history import log_of_cause
+from tfcluster.ui.html import live_html
 from tfcluster.ui.live_panel import format_status_line
 from tfcluster.ui.log_excerpt import excerpt
-from tfcluster.ui.merged_logs import LineStyle, MergedLogs
+from tfcluster.ui.merged_logs import LastLines, LineStyle, MergedLogs
 from tfcluster.ui.panels import root_cause_panel
 from tfcluster.ui.render import plain_text
 from tfcluster.ui.terminal import Terminal
@@ -51,8 +54,7 @@ def _options(**options: Any) -> dict[str, Any]:
 
 
 def load_ipython_extension(shell: InteractiveShell) -> None:
-    """Define the magic, whose view `tfcluster.run` gets too; called by ``%load_ext tfcluster``."""
-    api.watch = MethodType(_watch, shell)
+    """Define the magic; called by ``%load_ext tfcluster``."""
     shell.register_magic_function(MethodType(run_cell, shell), "cell", "tfcluster")
 
 
@@ -85,7 +87,7 @@ def _run(
         _check_syntax(source, name)
     with functions.package_cell(source, name=name, push=variables, pull=_names(pull)) as package:
         run = api.start_package(package, workers=workers, **options)
-        result = _watch(shell, run)
+        result = watch(shell, run)
     result.check()
     if pull:
         shell.push(result.value)
@@ -138,7 +140,7 @@ def _root_cause(run: Run, width: int) -> list[str]:
     return [f"{run.id} {state.status}", *plain_text(panel, width).splitlines()]
 
 
-def _watch(shell: InteractiveShell, run: Run) -> Result:
+def watch(shell: InteractiveShell, run: Run) -> Result:
     """Show the run until its end; an interrupt stops it first, and a second one kills its tasks."""
     asked = interrupts = 0
     try:
@@ -193,15 +195,17 @@ def _describe_end(run: Run, state: RunSnapshot, width: int) -> str:
 
 
 class _CellView:
-    """The output of a cell: a status line and the last lines of the tasks, updated in place."""
+    """The output of a cell: status, progress, tasks and their last lines, updated in place."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
         line_style = LineStyle(is_screen=True, collapse=True, folds=True)
         self._logs = MergedLogs(run.paths, line_style=line_style)
         self._lines = deque[str](maxlen=_LINES)
-        self._hidden, self._shown = 0, ""
-        self._output = display(self._content(run.state()), raw=True, display_id=True)
+        self._last_lines = LastLines(run.paths)
+        self._hidden = 0
+        self._shown = self._content(run.state())
+        self._output = display(self._shown, raw=True, display_id=True)
 
     def update(self, state: RunSnapshot) -> None:
         """Show what is new."""
@@ -217,17 +221,17 @@ class _CellView:
             self._hidden += max(0, len(self._lines) + len(lines) - _LINES)
             self._lines += lines
         content = self._content(state)
-        if content["text/plain"] != self._shown:
-            self._shown = content["text/plain"]
+        if content != self._shown:
+            self._shown = content
             self._output.update(content, raw=True)
 
     def _content(self, state: RunSnapshot) -> dict[str, str]:
         lines = [cut_to_columns(line, _COLUMNS) for line in self._lines]
         if self._hidden:
             lines.insert(0, f"… {self._hidden:,} earlier lines: tfcluster logs {self._run.id}")
-        parts = ["\n".join(lines), self._status(state)]
-        shown = "".join(f"<pre>{html.escape(part)}</pre>" for part in parts if part)
-        return {"text/plain": "\n".join(filter(None, parts)), "text/html": shown}
+        status = self._status(state)
+        shown = live_html(state, status, lines, self._last_lines.of)
+        return {"text/plain": "\n".join([*lines, status]), "text/html": shown}
 
     def _status(self, state: RunSnapshot) -> str:
         if state.status.is_final:

@@ -14,6 +14,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,6 +78,10 @@ class Result:
 
         return functions.value(self.run.paths)
 
+    def _repr_html_(self) -> str | None:
+        """Return what a notebook shows: how the run ended."""
+        return _html("result_html", self.run)
+
     def check(self) -> Result:
         """Return this result; raise JobFailed unless the run succeeded."""
         if self.status is not Status.SUCCEEDED:
@@ -106,6 +111,10 @@ class Run:
 
     def __repr__(self) -> str:
         return f"Run({self.id!r})"
+
+    def _repr_html_(self) -> str | None:
+        """Return what a notebook shows: the run as `tfcluster status` does."""
+        return _html("run_html", self)
 
     @property
     def id(self) -> str:
@@ -185,7 +194,10 @@ class Run:
         return {task.task: task for task in self.state().tasks}
 
     def history(self, *, most: int = 600) -> History:
-        """Return the curves of all tasks, of at most `most` points each, and the timeline."""
+        """Return the curves of all tasks, of at most `most` points each, and the timeline.
+
+        It is a dict of columns that `pandas.DataFrame` takes.
+        """
         from tfcluster.rundir.series import read_history
 
         return read_history(self.paths, most=most)
@@ -458,6 +470,28 @@ class Run:
             while follow and not self._is_over(state_file):
                 yield False
         yield True
+
+
+class Runs(list[Run]):
+    """Runs, oldest first; a notebook shows them as a table."""
+
+    def _repr_html_(self) -> str | None:
+        return _html("runs_html", *self)
+
+
+def _html(function: str, *runs: Run) -> str | None:
+    """Return what a function of `ui.html`, which is above this module, makes of the runs.
+
+    Runs that were deleted are left out; None if that leaves none.
+    """
+    states = list[tuple[RunSnapshot, RunPaths]]()
+    for run in runs:
+        with contextlib.suppress(TfclusterError):
+            states.append((run.state(), run.paths))
+    if not states:
+        return None
+    page: str = getattr(import_module("tfcluster.ui.html"), function)(*states)
+    return page
 
 
 def end_with_process(paths: RunPaths) -> None:

@@ -84,6 +84,12 @@ def a_notebook() -> Iterator[Notebook]:
         shutil.rmtree(root, ignore_errors=True)
 
 
+def as_notebook(*cells: str) -> str:
+    """Return the file of a notebook with these code cells, each with a magic above it."""
+    made = [nbformat.v4.new_code_cell(f"%matplotlib inline\n{cell}") for cell in cells]
+    return str(nbformat.writes(nbformat.v4.new_notebook(cells=made)))
+
+
 def cells_of(page: Path) -> list[str]:
     """Return the code cells of a page in Markdown."""
     return re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)

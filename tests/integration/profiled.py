@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from .notebooks import as_notebook
 
 FIT = """
 import tensorflow as tf
@@ -21,6 +24,8 @@ with strategy.scope():
 model.fit(data.repeat().batch(32), epochs=1, steps_per_epoch=1_000_000, verbose=0)
 """
 """A training of two workers that goes on until it is stopped."""
+FIT_NOTEBOOK = as_notebook(*re.split(r"(?m)^(?=x = |with )", FIT))
+"""The same as a notebook of three cells."""
 
 LOAD = """
 import sys

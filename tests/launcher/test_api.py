@@ -140,7 +140,10 @@ def test_a_run_shows_what_its_tasks_did(trained: tfcluster.Result) -> None:
     assert run.diagnosis is None
     lines = (run.folder / "events.jsonl").read_text().splitlines()
     assert list(run.events()) == list(map(json.loads, lines))
-    timeline = run.history().timeline
+    history = run.history()
+    assert {len(column) for column in history.values()} == {len(history["task"])}
+    assert (history["task"][0], 0.25 in history["loss"]) == ("worker:0", True)
+    timeline = history.timeline
     assert (timeline[0].type, timeline[-1].type) == ("run_started", "run_finished")
     assert [gathered.path for gathered in run.checkpoints] == [trained.checkpoint]
 
@@ -156,6 +159,7 @@ def test_a_run_is_started_again_from_its_checkpoint(trained: tfcluster.Result) -
     assert result.checkpoint is not None
     again.delete()
     assert not again.folder.exists()
+    assert again._repr_html_() is None
     assert again not in tfcluster.runs()
 
 
@@ -163,6 +167,8 @@ def test_a_run_is_found_by_its_name_and_listed(trained: tfcluster.Result) -> Non
     assert tfcluster.get_run("trains") == trained.run == tfcluster.get_run(trained.run.id)
     assert trained.run in tfcluster.runs()
     assert trained.run not in tfcluster.runs(live_only=True)
+    for shown in (trained.run, trained, tfcluster.runs()):
+        assert trained.run.id in (shown._repr_html_() or "")
     with pytest.raises(tfcluster.UnknownRunError, match="did you mean trains"):
         tfcluster.get_run("trans")
 

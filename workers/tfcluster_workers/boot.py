@@ -1,6 +1,7 @@
 """The program that every task starts: prepares reporting, then runs the user's script.
 
     python …/tfcluster_workers/boot.py script /abs/main.py ARGS…
+    python …/tfcluster_workers/boot.py script /abs/train.ipynb ARGS…
     python …/tfcluster_workers/boot.py module package.module ARGS…
     python …/tfcluster_workers/boot.py preload MODULE…          see `preload`
 
@@ -44,6 +45,8 @@ def main() -> None:
             run_module(target)
         elif os.path.isdir(target) or script_paths.is_archive(target):
             run_folder(target)
+        elif target.endswith(".ipynb"):
+            run_notebook(target)
         else:
             run_script(target)
     except (SystemExit, KeyboardInterrupt) as error:
@@ -159,6 +162,22 @@ def run_script(path: str) -> None:
         __loader__=importlib.machinery.SourceFileLoader("__main__", path),
     )
     exec(compile(source, path, "exec", dont_inherit=True), vars(module))
+
+
+def run_notebook(path: str) -> None:
+    """Run the code cells of a notebook one after the other, without a kernel."""
+    from tfcluster_workers import notebook
+
+    try:
+        cells = notebook.read(path)
+    except OSError as error:
+        exit_unreadable(path, error)
+    module = new_main_module()
+    vars(module).update(notebook.KERNEL_NAMES)
+    # A mistake in the last cell is found before the first one has trained.
+    programs = [compile(code, name, "exec", dont_inherit=True) for name, code in cells.items()]
+    for program in programs:
+        exec(program, vars(module))
 
 
 def exit_unreadable(path: str, error: OSError) -> NoReturn:

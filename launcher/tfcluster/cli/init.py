@@ -17,7 +17,14 @@ from tfcluster.agent.error_text import reason_of
 from tfcluster.cli.completion import completer
 from tfcluster.errors import UsageError, join_first, similar_file
 from tfcluster.plans.script_analysis import Code
-from tfcluster.spec import SPEC_NAMES, published_schema, run_name, yaml_text
+from tfcluster.spec import (
+    NOTEBOOK,
+    PYTHON_ENDINGS,
+    SPEC_NAMES,
+    published_schema,
+    run_name,
+    yaml_text,
+)
 from tfcluster.ui.formats import plural
 from tfcluster.ui.terminal import Terminal
 
@@ -32,7 +39,7 @@ _TRAINS = {"tensorflow", "keras", "tf_keras", "keras_tuner"}
 @click.command("init")
 @click.argument("file", required=False)
 @click.option("--script", metavar="SCRIPT",
-              help="Write a spec that runs SCRIPT.")  # fmt: skip
+              help="Write a spec that runs SCRIPT, or a notebook.")  # fmt: skip
 @click.option("--template", metavar="NAME", shell_complete=completer(lambda _: templates()),
               help=f"Start from a template (if no script is found: {FIRST_TEMPLATE}).")  # fmt: skip
 @click.option("--list", "list_only", is_flag=True, help="List the templates.")
@@ -93,9 +100,9 @@ def _target(file: str | None, *, force: bool) -> Path:
             raise UsageError(f"{present[0]} already exists", fix=fix)
         return Path(present[0] if present else SPEC_NAMES[0])
     path = Path(os.path.expanduser(file))
-    if path.suffix == ".py":
+    if path.suffix in PYTHON_ENDINGS:
         fix = f"tfcluster init --script {shlex.quote(file)}"
-        raise UsageError(f"FILE: {file!r} is a script, not the spec to write", fix=fix)
+        raise UsageError(f"FILE: {file!r} is a program, not the spec to write", fix=fix)
     endings = [Path(name).suffix for name in SPEC_NAMES]
     if path.suffix not in endings:
         message = f"FILE: {file!r} must end in {join_first(endings)}"
@@ -138,26 +145,27 @@ def training_scripts(folder: Path) -> list[str]:
     """Return the names of the Python files in `folder` that train: those called train first.
 
     They import TensorFlow or Keras, or are called ``train…``. Tests and modules that another file
-    imports are left out.
+    imports are left out, and so are notebooks where there is a script.
     """
     trains, imported = list[str](), set[str]()
     for name in _python_files(folder)[:_MAX_FILES]:
         try:
-            code = Code.read((folder / name).read_text(encoding="utf-8"))
+            code = Code.of_file(name, (folder / name).read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError):
             continue
         imported |= code.imports
         packages = {module.partition(".")[0] for module in code.imports}
         if packages & _TRAINS or name.startswith("train"):
             trains.append(name)
-    programs = [name for name in trains if name.removesuffix(".py") not in imported]
-    return sorted(programs or trains, key=lambda name: (not name.startswith("train"), name))
+    scripts = [name for name in trains if not name.endswith(NOTEBOOK)] or trains
+    programs = [name for name in scripts if name.removesuffix(".py") not in imported]
+    return sorted(programs or scripts, key=lambda name: (not name.startswith("train"), name))
 
 
 def _python_files(folder: Path) -> list[str]:
     ignored = re.compile(r"test_.*|.*_test|conftest|setup|__.*__")
     try:
-        names = sorted(path.name for path in folder.glob("*.py"))
+        names = sorted(path.name for path in folder.iterdir() if path.suffix in PYTHON_ENDINGS)
     except OSError:
         return []
     return [name for name in names if not ignored.fullmatch(name.removesuffix(".py"))]
@@ -186,7 +194,7 @@ def _spec_of(script: Path, spec: Path) -> dict[str, Any]:
 def _cluster_for(script: Path) -> tuple[dict[str, int], dict[str, str]]:
     """Return the cluster that a script needs, and its ``job.kind`` if it is not the default."""
     text = script.read_text(encoding="utf-8", errors="replace")
-    if Code.read(text).searches:
+    if Code.of_file(script.name, text).searches:
         return {"chief": 1, "worker": 2}, {"kind": "tuner"}
     if "ParameterServerStrategy" in text:
         return {"chief": 1, "worker": 2, "ps": 1}, {}

@@ -18,6 +18,7 @@ import click
 from tfcluster import __version__
 from tfcluster.agent.processes import raise_limit
 from tfcluster.errors import SetupError, TfclusterError
+from tfcluster.spec import PYTHON_ENDINGS
 from tfcluster.ui.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -162,7 +163,7 @@ class LazyGroup(click.Group):
 def _meant(args: list[str]) -> str:
     """Return what the user of an unknown command may have meant, or ""."""
     word = args[0]
-    if word.endswith(".py"):
+    if word.endswith(PYTHON_ENDINGS):
         return f"To run a script: tfcluster run {word}"
     if word.endswith((".json", ".jsonc", ".yaml", ".yml")):
         return f"To run a spec: tfcluster up {word}"

@@ -22,7 +22,7 @@ import click
 from tfcluster.agent.error_text import reason_of
 from tfcluster.cli.completion import backend_names
 from tfcluster.errors import UsageError
-from tfcluster.spec import NO_CHOICE, HostChoice, LaunchOptions, PlanOptions
+from tfcluster.spec import NO_CHOICE, PYTHON_ENDINGS, HostChoice, LaunchOptions, PlanOptions
 from tfcluster.ui.terminal import Terminal
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -169,7 +169,7 @@ class WithJobArgs(click.Command):
             return super().parse_args(ctx, args[:end])
         except click.NoSuchOption as error:
             message = f"{error.format_message()} The job's own arguments come after `--`."
-            if scripts := [word for word in args[:end] if word.endswith(".py")]:
+            if scripts := [word for word in args[:end] if word.endswith(PYTHON_ENDINGS)]:
                 start = args.index(scripts[0])
                 line = shlex.join(["tfcluster", "run", *args[start:]])
                 message = f"{error.message} To run a script: {line}"

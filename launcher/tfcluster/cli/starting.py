@@ -152,6 +152,7 @@ def run(
 ) -> int:
     """Run SCRIPT as the workers of one cluster; ARGS are passed to the script.
 
+    SCRIPT may be a notebook (.ipynb): every worker runs its code cells, without magics.
     The workers run on this machine or, with --hosts, on other machines through ssh. With
     --no-python, SCRIPT is any command: a program on PATH, or a file such as ./bench.sh.
     """

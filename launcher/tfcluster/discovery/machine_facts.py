@@ -240,7 +240,7 @@ def _first_file(program: command.Program, workdir: Path, workers: Path | None) -
 
 def _read_code(path: Path) -> Code:
     try:
-        return Code.read(path.read_text(encoding="utf-8"))
+        return Code.of_file(path.name, path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError):
         return Code()
 

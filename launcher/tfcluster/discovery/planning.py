@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import posixpath
+import shlex
 import socket
 import stat
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tfcluster import kinds
-from tfcluster.agent.error_text import reason_of
+from tfcluster.agent.error_text import describe_error, reason_of
 from tfcluster.backends import bundle
 from tfcluster.discovery import interpreters
 from tfcluster.discovery.machine_facts import (
@@ -28,9 +29,10 @@ from tfcluster.plans.build import make_plan
 from tfcluster.plans.context import LOCAL, PlacedTask, PlanContext
 from tfcluster.plans.placement import by_node, hosts_of, is_local, place_tasks
 from tfcluster.plans.plan import Plan, TaskId
+from tfcluster.plans.script_analysis import Notebook
 from tfcluster.rundir import registry
 from tfcluster.rundir.paths import RunPaths
-from tfcluster.spec import UNCHANGED, PlanOptions
+from tfcluster.spec import NOTEBOOK, UNCHANGED, PlanOptions
 from tfcluster.spec import load as spec_load
 from tfcluster.spec.cluster import count
 from tfcluster.spec.fields import Mistake
@@ -269,11 +271,28 @@ def _missing_below(spec: ClusterSpec, workdir: str, *, is_copied: bool) -> Itera
             if problem := _path_problem(path, "script"):
                 fix = f"{_similar(path)}it is relative to the workdir, {workdir}"
                 yield Mistake(field, problem, fix)
+            elif path.endswith(NOTEBOOK) and (problem := _notebook_problem(path, spec, field)):
+                fix = f"convert it: jupyter nbconvert --to script {shlex.quote(path)}"
+                yield Mistake(field, problem, fix)
     for index, pattern in enumerate(spec.job.include if is_copied else ()):
         from tfcluster.nodes.code_sync import include_problem
 
         if (explained := include_problem(Path(workdir), pattern)) is not None:
             yield Mistake(("job", "include", index), *explained)
+
+
+def _notebook_problem(path: str, spec: ClusterSpec, field: Sequence[str]) -> str:
+    """Return why a notebook cannot run as the script in `field`; empty if it can."""
+    if "prepare" in field:
+        return "the prepare step is a plain script, not a notebook"
+    if spec.job.hooks == "off":
+        return 'a notebook needs the hooks, and job.hooks is "off"'
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        return f"{path} cannot be read: {describe_error(error)}"
+    problem = Notebook.read(text).problem
+    return f"{path} {problem}" if problem else ""
 
 
 def _missing_python(

@@ -6,9 +6,13 @@ It is the evidence of what a job needs: TensorFlow, a KerasTuner search.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
+
+from tfcluster.agent.foreign_json import parse_json_object
+from tfcluster.spec import NOTEBOOK
 
 PARTS: Final = frozenset({"keras", "estimator"})
 """Parts of TensorFlow that it loads on first use."""
@@ -22,6 +26,7 @@ _SEARCH_OPTIONS: Final = frozenset({
     "validation_split",
 })  # fmt: skip
 """Arguments of ``Model.fit``, which a tuner's ``search`` passes on."""
+_MAGIC: Final = re.compile(r"^([ \t]*)[%!].*$", re.MULTILINE)
 _SETTERS: Final = frozenset({"setdefault", "update", "putenv", "unsetenv", "pop", "clear"})
 
 
@@ -47,8 +52,19 @@ class Code:
         return self.has_tuner and self.calls_search
 
     @classmethod
+    def of_file(cls, name: str, text: str) -> Code:
+        """Analyse the file `name`: Python, or a notebook."""
+        if not name.endswith(NOTEBOOK):
+            return cls.read(text)
+        code = cls()
+        for cell in Notebook.read(text).cells:
+            # A cell with magics is not Python. Which of its lines run, the task decides (`boot`).
+            code |= cls.read(cell) | cls.read(_MAGIC.sub(r"\1pass", cell))
+        return code
+
+    @classmethod
     def read(cls, source: str) -> Code:
-        """Analyse one file; a text that is not Python gives an empty result."""
+        """Analyse Python; a text that is none gives an empty result."""
         try:
             tree = ast.parse(source)
         except (SyntaxError, ValueError, RecursionError, MemoryError):  # see ast.parse's docs
@@ -70,6 +86,30 @@ class Code:
             self.has_tuner or other.has_tuner,
             self.calls_search or other.calls_search,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Notebook:
+    """The code cells of a notebook, or why it cannot run."""
+
+    cells: tuple[str, ...] = ()
+    problem: str = ""
+    """The end of a sentence about the file; empty for a notebook of Python."""
+
+    @classmethod
+    def read(cls, text: str) -> Notebook:
+        """Read the text of an ``.ipynb`` file."""
+        try:
+            notebook = parse_json_object(text)
+            code = (cell["source"] for cell in notebook["cells"] if cell["cell_type"] == "code")
+            cells = tuple(map("".join, code))
+            kernel = notebook.get("metadata", {}).get("kernelspec", {})
+            language = str(kernel.get("language", "python"))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return cls(problem="is not a notebook as Jupyter saves it (nbformat 4)")
+        if language.lower() != "python":
+            return cls(problem=f"is a notebook in {language}, not in Python")
+        return cls(cells) if any(map(str.strip, cells)) else cls(problem="has no code cell")
 
 
 _ALWAYS_RUN = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.With)

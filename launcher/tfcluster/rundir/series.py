@@ -94,9 +94,14 @@ class Moment:
         return str(self.event["type"])
 
 
-@dataclass(frozen=True, slots=True)
-class History:
-    """The curves and the timeline of a run."""
+@dataclass(frozen=True, eq=False)
+class History(dict[str, list[Any]]):
+    """The curves and the timeline of a run.
+
+    As a dict it has the columns of a table, which `pandas.DataFrame` takes: `task`, `time`, `step`,
+    and one for each name of a curve; those of a step's parts are called ``input_s``. A row is what
+    one task reported at one time, the chief's first; NaN where it did not report a value.
+    """
 
     started_at: float
     """The time of the run's first event, seconds since 1970; 0 without any."""
@@ -105,6 +110,9 @@ class History:
     timeline: tuple[Moment, ...]
     skipped: int
     """The number of moments that are left out: of one type only the first and last ones stay."""
+
+    def __post_init__(self) -> None:
+        self.update(_to_columns(self.curves))
 
     @property
     def chief(self) -> str | None:
@@ -118,6 +126,25 @@ class History:
             "timeline": [{"t": moment.time} | dict(moment.event) for moment in self.timeline],
             "skipped": self.skipped,
         }
+
+
+def _to_columns(curves: Sequence[Curve]) -> dict[str, list[Any]]:
+    """Return column → values of all rows; see `History`."""
+    rows: dict[tuple[str, float, int | None], dict[str, float]] = {}
+    for curve in curves:
+        column = f"{curve.name}_s" if curve.kind == "step" else curve.name
+        for time, step, value in curve.points:
+            rows.setdefault((curve.task, time, step), {})[column] = value
+    ranks = {curve.task: place for place, curve in enumerate(reversed(curves))}
+    keys = sorted(rows, key=lambda row: (-ranks[row[0]], row[1]))
+    columns: dict[str, list[Any]] = {
+        "task": [task for task, _, _ in keys],
+        "time": [time for _, time, _ in keys],
+        "step": [math.nan if step is None else step for _, _, step in keys],
+    }
+    for name in dict.fromkeys(chain.from_iterable(rows.values())):
+        columns.setdefault(name, [rows[key].get(name, math.nan) for key in keys])
+    return columns
 
 
 def read_history(paths: RunPaths, *, most: int = POINTS) -> History:

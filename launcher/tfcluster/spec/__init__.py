@@ -15,6 +15,9 @@ JOBS: tuple[JobName, ...] = ("chief", "worker", "ps", "evaluator")
 """The job names, in the order of tables and logs."""
 SPEC_NAMES = ("tfcluster.json", "tfcluster.jsonc", "tfcluster.yaml", "tfcluster.yml")
 """The files that a command without SPEC looks for; their endings are those of the formats."""
+NOTEBOOK = ".ipynb"
+PYTHON_ENDINGS = (".py", NOTEBOOK)
+"""The endings of what runs as ``job.script``: a script, a notebook."""
 
 TUNER_VARIABLES = ("KERASTUNER_ORACLE_IP", "KERASTUNER_ORACLE_PORT", "KERASTUNER_TUNER_ID")
 """The variables that KerasTuner reads; tfcluster sets them."""

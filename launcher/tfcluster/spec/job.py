@@ -49,7 +49,11 @@ def _check_programs(step: Section, *, needs_one: bool) -> Iterator[Mistake]:
 class Step(Section):
     """A program to run: exactly one of `script`, `module`, `command`."""
 
-    script: Text | None = documented(None, "Python script, relative to `job.workdir`.", "train.py")
+    script: Text | None = documented(
+        None,
+        "Python script, or for tasks a notebook (`.ipynb`), relative to `job.workdir`.",
+        "train.py",
+    )
     module: Module | None = documented(
         None, "Python module, run as `python -m` does.", "trainer.main"
     )
@@ -96,7 +100,7 @@ class TaskStep(Section):
     """
 
     script: Text | None = documented(
-        None, "Another Python script, relative to `job.workdir`.", "ps.py"
+        None, "Another Python script or notebook, relative to `job.workdir`.", "ps.py"
     )
     module: Module | None = documented(None, "Another Python module.", "tfcluster_workers.server")
     command: Listed[Text] | None = documented(

@@ -11,13 +11,19 @@ from pathlib import Path
 
 from tfcluster.agent.error_text import reason_of
 from tfcluster.errors import SpecError, similar_file
-from tfcluster.spec import SPEC_NAMES, jsonc, run_name
+from tfcluster.spec import NOTEBOOK, PYTHON_ENDINGS, SPEC_NAMES, jsonc, run_name
 from tfcluster.spec.jsonc import Document, TextError, place_in
 
 _ENDINGS = tuple(Path(name).suffix for name in SPEC_NAMES)
 _TOML_TO_JSON = (
     "import json, sys, tomllib; json.dump(tomllib.load(sys.stdin.buffer), sys.stdout, indent=2)"
 )
+_PROGRAMS = {
+    ".py": ("Python script", ""),
+    NOTEBOOK: ("notebook", ""),
+    ".sh": ("shell script", "--no-python "),
+}
+"""Ending of a program → what it is, and the option with which `tfcluster run` runs it."""
 MAX_BYTES = 4 * 1024 * 1024
 
 
@@ -87,14 +93,14 @@ def read_source(source: str | Path | None) -> SpecSource:
 
 def _refuse_program(path: Path, name: str) -> None:
     """Raise SpecError for a script: `tfcluster up train.py`."""
-    if path.suffix not in (".py", ".sh") or not os.path.isfile(path):
+    if path.suffix not in _PROGRAMS or not os.path.isfile(path):
         return
-    kind, option = ("Python", "") if path.suffix == ".py" else ("shell", "--no-python ")
+    kind, option = _PROGRAMS[path.suffix]
     words = shlex.quote(name if "/" in name or not option else f"./{name}")
     fix = f"run it without a spec: tfcluster run -n 2 {option}{words}"
     if not option:
         fix += f"\n  → or write a spec for it: tfcluster init --script {words}"
-    raise SpecError.at(name, f"this is a {kind} script, not a spec", fix)
+    raise SpecError.at(name, f"this is a {kind}, not a spec", fix)
 
 
 def _refuse_toml(path: Path, name: str) -> None:
@@ -107,7 +113,9 @@ def _refuse_toml(path: Path, name: str) -> None:
 
 def _fix_missing(path: Path, name: str) -> str:
     """Return what to do about a spec file that does not exist: a similar name, if there is one."""
-    names = [entry for entry in _names_in(path.parent) if entry.endswith((*_ENDINGS, ".py"))]
+    names = [
+        entry for entry in _names_in(path.parent) if entry.endswith((*_ENDINGS, *PYTHON_ENDINGS))
+    ]
     if near := similar_file(path.name, names):
         return f"did you mean {os.path.join(os.path.dirname(name), near)}?"
     return "check the path; `tfcluster init` writes a first spec"
@@ -135,7 +143,7 @@ def find_default(folder: Path) -> Path:
     if specs:
         message = f"this folder has {' and '.join(specs)}"
         raise SpecError.at(place, message, "name the file to use")
-    scripts = [name for name in names if name.startswith("train") and name.endswith(".py")]
+    scripts = [name for name in names if name.startswith("train") and name.endswith(PYTHON_ENDINGS)]
     fix = "name a spec file, or write a first one with `tfcluster init`"
     if scripts:
         fix += f"\n  → without a spec: tfcluster run -n 2 {shlex.quote(_printable(scripts[0]))}"

@@ -21,16 +21,14 @@ from tfcluster.agent import foreign_json
 from tfcluster.backends.job_watch import WatchedState
 from tfcluster.rundir.figures import figures_of
 from tfcluster.rundir.paths import RunPaths
-from tfcluster.rundir.snapshot import RunSnapshot, TaskSnapshot
-from tfcluster.rundir.task_logs import LogSource, last_lines, prepare_label
+from tfcluster.rundir.snapshot import RunSnapshot
+from tfcluster.rundir.task_logs import LogSource, prepare_label
 from tfcluster.ui.event_lines import format_event
 from tfcluster.ui.figure_text import Trend
 from tfcluster.ui.folder_watch import BATCH_S, FolderWatch
 from tfcluster.ui.job_control import JobControl
-from tfcluster.ui.lines import sanitize
 from tfcluster.ui.live_panel import LEAST_ROWS, Scene, draw_frame, format_status_line
-from tfcluster.ui.merged_logs import LineStyle, LogFilter, MergedLogs
-from tfcluster.ui.native_lines import NativeFilter
+from tfcluster.ui.merged_logs import LastLines, LineStyle, LogFilter, MergedLogs
 from tfcluster.ui.terminal import Stream, Terminal
 
 SKIP_ABOVE = 64 * 1024 * 1024
@@ -39,7 +37,6 @@ CLOSED_NOTE = "training continues, `tfcluster logs -f` shows the output"
 ALWAYS_SHOWN = frozenset({"restarting"})
 """Types of events shown by ``logs -f`` too: without them the output that follows is unclear."""
 _FRAME_INTERVAL_S = 0.25
-_LAST_BYTES = 8192
 _ROUNDS_BEFORE_EVENTS = 64
 
 
@@ -81,7 +78,7 @@ class RunView:
         self._trend, self._frame = Trend(), list[Text]()
         self._frame_size, self._frame_drawn_at = (0, 0), 0.0
         self._job_control = JobControl(terminal, self._folder_watch.wake)
-        self._last_lines: dict[str, tuple[int, str]] = {}
+        self._last_lines = LastLines(paths)
         self._host = gethostname()
         self._fix = self._question = ""
 
@@ -249,20 +246,7 @@ class RunView:
         figures = figures_of(snapshot)
         self._trend.note(figures, now)
         scene = Scene(snapshot, figures, now, self._trend.samples, self._host)
-        return draw_frame(scene, columns, rows, self._last_line)
-
-    def _last_line(self, task: TaskSnapshot) -> str:
-        if task.log is None:
-            return ""
-        source = LogSource(self._paths.root / task.log)
-        known, size = self._last_lines.get(task.log), source.size()
-        if known is None or known[0] != size:
-            native = NativeFilter()
-            lines = last_lines(source.path, within=_LAST_BYTES)
-            shown = [line for line in lines if line.strip() and native(line + b"\n")]
-            last = sanitize(shown[-1] + b"\n", colours=False).decode() if shown else ""
-            known = self._last_lines[task.log] = size, last.strip()
-        return known[1]
+        return draw_frame(scene, columns, rows, self._last_lines.of)
 
     def _skip_if_far_behind(self) -> None:
         if not self._lines_stream.is_tty or self.logs.behind() <= SKIP_ABOVE:

@@ -236,7 +236,7 @@ def _tasks(scene: Scene, columns: int, rows: int, last_line: LastLine) -> list[T
     if rows <= 0 or not snapshot.tasks:
         return []
     if rows < 3 and len(snapshot.tasks) > rows - 1:
-        return [Text(_count_rest(snapshot, ()))]
+        return [Text(count_rest(snapshot, ()))]
     shown = choose_tasks(snapshot, rows - 1)
     grid = tasks_grid(snapshot, _COLUMNS, tasks=shown, width=columns, dropped_first=_DROPPED_FIRST)
     head, *others = [Text(_flatten(line)) for line in part_lines(grid, UNLIMITED)]
@@ -247,9 +247,10 @@ def _tasks(scene: Scene, columns: int, rows: int, last_line: LastLine) -> list[T
         line.stylize(_STATE_STYLES.get(task.state, ""), state, state + grid.widths[1])
         if columns - grid.width - GAP >= _LEAST_NOTE:
             line.pad_right(grid.width - line.cell_len)
-            line.append(*_note(snapshot, task, last_line))
+            note, style = note_task(snapshot, task, last_line)
+            line.append(_GAP + note, style)
             line.rstrip()
-    rest = [Text(_count_rest(snapshot, shown), "dim")] if len(shown) < len(snapshot.tasks) else []
+    rest = [Text(count_rest(snapshot, shown), "dim")] if len(shown) < len(snapshot.tasks) else []
     return [head, *others, *rest]
 
 
@@ -275,7 +276,7 @@ def _has_trouble(snapshot: RunSnapshot, task: TaskSnapshot) -> bool:
     return is_bad or is_awaited or bool(history.format_blame(snapshot, task))
 
 
-def _note(snapshot: RunSnapshot, task: TaskSnapshot, last_line: LastLine) -> tuple[str, str]:
+def note_task(snapshot: RunSnapshot, task: TaskSnapshot, last_line: LastLine) -> tuple[str, str]:
     """Return why the task waits, else its last line, and the style."""
     if task.ended_at is not None or task.frozen_by is not None:
         return "", ""  # its state says so
@@ -284,10 +285,10 @@ def _note(snapshot: RunSnapshot, task: TaskSnapshot, last_line: LastLine) -> tup
         note = task.phase
     if not note and task.task.startswith("evaluator"):
         note = format_metrics(task.metrics, 3, gap=" ")
-    return (_GAP + _flatten(str(note)), "") if note else (_GAP + _flatten(last_line(task)), "dim")
+    return (_flatten(str(note)), "") if note else (_flatten(last_line(task)), "dim")
 
 
-def _count_rest(snapshot: RunSnapshot, shown: Sequence[TaskSnapshot]) -> str:
+def count_rest(snapshot: RunSnapshot, shown: Sequence[TaskSnapshot]) -> str:
     names = {task.task for task in shown}
     rest = [task for task in snapshot.tasks if task.task not in names]
     states = Counter(describe_end(task) for task in rest)

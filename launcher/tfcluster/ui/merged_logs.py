@@ -18,11 +18,14 @@ from itertools import chain
 from pathlib import Path
 
 from tfcluster.rundir.paths import RunPaths
+from tfcluster.rundir.snapshot import TaskSnapshot
 from tfcluster.rundir.task_logs import (
     CHUNK,
     AttemptLogs,
     RunLogs,
     TaskLog,
+    file_size,
+    last_lines,
     latest_state,
     rank,
     start_of_line,
@@ -43,6 +46,8 @@ from tfcluster.ui.lines import (
 from tfcluster.ui.native_lines import NativeFilter, split_native
 from tfcluster.ui.terminal import TASK_COLOURS, paint
 
+_LAST_BYTES = 8192
+"""The end of a log in which its last line is looked for."""
 _MOST_PASSED = 64
 """Blocks of a task without a line to show that one round reads: other tasks have their turn."""
 _MOST_READ = 16 * 1024 * 1024
@@ -405,6 +410,28 @@ def _latest_state(line: bytes, plain: bool) -> bytes:
     # The bar is drawn again after a native message that was written into it.
     state = split_native(latest_state(line)).rpartition(b"\n")[2]
     return sanitize(state, colours=False) if plain else state
+
+
+class LastLines:
+    """The last line of each task's log, without native lines; read again once the log has grown."""
+
+    def __init__(self, paths: RunPaths) -> None:
+        self._root = paths.root
+        self._known: dict[str, tuple[int, str]] = {}
+
+    def of(self, task: TaskSnapshot) -> str:
+        """Return the last line that a task has written; empty if there is none."""
+        if task.log is None:
+            return ""
+        path, known = self._root / task.log, self._known.get(task.log)
+        size = file_size(path)
+        if known is None or known[0] != size:
+            native = NativeFilter()
+            lines = last_lines(path, within=_LAST_BYTES)
+            shown = [line for line in lines if line.strip() and native(line + b"\n")]
+            last = sanitize(shown[-1] + b"\n", colours=False).decode() if shown else ""
+            known = self._known[task.log] = size, last.strip()
+        return known[1]
 
 
 def _native_test(block: bytes) -> Callable[[bytes], object]:

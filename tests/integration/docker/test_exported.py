@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 from tests.integration.gang import MEET
+from tests.integration.notebooks import as_notebook
 from tests.lab.docker_images import ROOT, STUB
 from tests.lab.dockerd import Docker
 
@@ -37,11 +38,12 @@ PACKAGE = re.search(r"^COPY workers/.*$", (ROOT / "docker/Dockerfile").read_text
 HANG_S = 60.0
 
 
-def write(harbor: Harbor, image: str, hooks: str) -> Path:
+def write(harbor: Harbor, image: str, hooks: str, script: str = "train.py") -> Path:
     """Export a spec of two workers that connect to each other."""
     harbor.shell.script("prepare.py", PREPARE)
+    harbor.shell.script("train.ipynb", as_notebook(TALK))
     job = {
-        **{"script": "train.py", "hooks": hooks, "args": ["$HOME", "it's"]},
+        **{"script": script, "hooks": hooks, "args": ["$HOME", "it's"]},
         **{"prepare": {"script": "prepare.py"}, "secrets": ["API_KEY"]},
     }
     spec = harbor.spec(TALK, job=job, runtime={"image": image}, resources={"memory": "256m"})
@@ -98,11 +100,11 @@ def test_two_workers_find_each_other(harbor: Harbor, compose: list[str], file: P
     check_talk(harbor, compose, file)
 
 
-def test_two_workers_with_hooks_find_each_other(
+def test_two_workers_with_hooks_that_run_a_notebook_find_each_other(
     harbor: Harbor, compose: list[str], image_with_package: str
 ) -> None:
-    file = write(harbor, image_with_package, "auto")
-    assert "tfcluster_workers/boot.py script /code/train.py" in file.read_text()
+    file = write(harbor, image_with_package, "auto", "train.ipynb")
+    assert "tfcluster_workers/boot.py script /code/train.ipynb" in file.read_text()
     check_talk(harbor, compose, file)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from tests.integration.jobs.lab import PYTHONS
-from tests.integration.profiled import FIT, check_profile
+from tests.integration.profiled import FIT_NOTEBOOK, check_profile
 from tests.lab.machines import Lab
 
 from .office import Office, Run, until
@@ -205,11 +205,11 @@ def test_a_slow_link_is_named_as_what_makes_the_steps_long(gangs: Gangs) -> None
 
 def test_a_profile_has_the_trace_of_every_host(gangs: Gangs) -> None:
     office, python = gangs.office, PYTHONS["tf215"]
+    office.write("train.ipynb", FIT_NOTEBOOK)
     spec = office.spec(
-        FIT,
         name="traced",
         cluster={"worker": [f"{host.address}:2222" for host in gangs.hosts[:2]]},
-        job={"script": "train.py"},
+        job={"script": "train.ipynb"},
         runtime={"hosts": {"*": {"python": str(python)}}},
     )
     run = office.up(spec)

@@ -9,7 +9,7 @@ import pytest
 from tests.integration.commandline import wait_for
 from tests.integration.jobs.lab import PYTHONS, SPECS
 from tests.integration.live import InBackground, Live
-from tests.integration.profiled import FIT, check_profile
+from tests.integration.profiled import FIT_NOTEBOOK, check_profile
 
 from .desk import Desk
 
@@ -60,9 +60,9 @@ def test_two_pods_learn_what_two_local_workers_learn(desk: Desk) -> None:
 
 def test_a_profile_of_pods_arrives_on_this_machine(desk: Desk) -> None:
     python = PYTHONS["newest"]
-    desk.shell.script("fit.py", FIT)
+    desk.shell.script("fit.ipynb", FIT_NOTEBOOK)
     spec = desk.shell.cwd / "traced.json"
-    made = {"cluster": {"worker": 2}, "job": {"script": "fit.py"}, "runtime": desk.runtime()}
+    made = {"cluster": {"worker": 2}, "job": {"script": "fit.ipynb"}, "runtime": desk.runtime()}
     spec.write_text(json.dumps({**made, "supervision": {"grace_s": 2}}))
     run = InBackground(desk.shell, "up", str(spec), f"--python={python}")
 

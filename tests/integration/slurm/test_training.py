@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from tests.integration.hosts.office import Run
 from tests.integration.jobs.lab import PYTHONS, SPECS
-from tests.integration.profiled import FIT, check_profile
+from tests.integration.profiled import FIT_NOTEBOOK, check_profile
 
 from .site import Site
 
@@ -41,7 +41,8 @@ def test_a_job_on_two_nodes_learns_what_two_local_workers_learn(site: Site) -> N
 
 def test_a_profile_of_a_submitted_run_has_the_trace_of_every_node(site: Site) -> None:
     python = PYTHONS["newest"]
-    spec = site.spec(FIT, job={"script": "train.py"}, supervision={"grace_s": 2})
+    site.write("train.ipynb", FIT_NOTEBOOK)
+    spec = site.spec(job={"script": "train.ipynb"}, supervision={"grace_s": 2})
     run = site.up(spec, "--backend=slurm", f"--python={python}")
     run.wait_for_event("progress", HANG_S)
     asked = site.start("profile", "--steps=4", "--json")

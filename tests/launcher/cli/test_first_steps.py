@@ -114,6 +114,20 @@ def test_a_folder_without_scripts_gets_the_example(tfcluster: Tfcluster) -> None
     assert "keras_mnist" in Path("tfcluster.json").read_text()
 
 
+def test_init_writes_a_spec_for_a_notebook(tfcluster: Tfcluster) -> None:
+    source = "%pip install keras-tuner\nimport keras_tuner\ntuner.search(x, epochs=3)"
+    cells = [{"cell_type": "code", "source": source}]
+    Path("lesson.ipynb").write_text(json.dumps({"cells": cells}))
+    assert training_scripts(Path()) == ["train.py"]
+    Path("train.py").unlink()
+    for args in [("--script", "lesson.ipynb"), ("--force",)]:
+        done = tfcluster("init", *args)
+        assert "which runs lesson.ipynb as 1 chief, 2 workers" in done.err
+        job = json.loads(Path("tfcluster.json").read_text())["job"]
+        assert job == {"kind": "tuner", "script": "lesson.ipynb", "args": []}
+    assert tfcluster("validate").code == 0
+
+
 def test_training_scripts_are_told_from_modules_and_tests(tmp_path: Path) -> None:
     for name, text in {
         "model.py": "import tensorflow",
@@ -197,6 +211,14 @@ up --bakend x
     Did you mean '--backend'
 plan train.py
     tfcluster run -n 2 train.py
+up lesson.ipynb
+    lesson.ipynb: this is a notebook, not a spec … run -n 2 lesson.ipynb … init --script
+up lesson.ipynb --epochs 3
+    To run a script: tfcluster run lesson.ipynb --epochs 3
+lesson.ipynb
+    To run a script: tfcluster run lesson.ipynb
+run leson.ipynb
+    there is no script at  … did you mean lesson.ipynb?
 up bench.sh
     a shell script, not a spec … tfcluster run -n 2 --no-python ./bench.sh
 run -n 4 spec.yaml --epochs 3
@@ -252,6 +274,7 @@ def test_a_mixed_up_command_names_the_right_one(
 ) -> None:
     Path("bench.sh").write_text("#!/bin/sh\n")
     Path("spec.yaml").write_text("job: {}\n")
+    Path("lesson.ipynb").touch()
     Path("sub").mkdir()
     Path("sub/tfcluster.yaml").touch()
     done = tfcluster(*shlex.split(line))

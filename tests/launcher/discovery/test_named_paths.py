@@ -86,6 +86,26 @@ def test_every_missing_file_is_reported_with_its_line(folder: Path) -> None:
     assert python.message == f"runtime.python: there is no Python at {folder}/venv/bin/python"
 
 
+def test_a_notebook_that_cannot_run_is_a_problem(folder: Path) -> None:
+    cells = [{"cell_type": "code", "source": ["import tensorflow"]}]
+    (folder / "good.ipynb").write_text(json.dumps({"cells": cells}))
+    (folder / "bad.ipynb").write_text("import tensorflow")
+    good: dict[str, Any] = {"script": "good.ipynb"}
+    assert problems(folder, good) == []
+    fix = f"convert it: jupyter nbconvert --to script {folder}"
+    bad = f"{folder}/bad.ipynb is not a notebook as Jupyter saves it (nbformat 4)"
+    for job, place, problem in [
+        (good | {"hooks": "off"}, "script", 'a notebook needs the hooks, and job.hooks is "off"'),
+        (good | {"prepare": good}, "prepare.script", "the prepare step is a plain script"),
+        ({"script": "bad.ipynb"}, "script", bad),
+        (good | {"per_task": {"worker:1": {"script": "bad.ipynb"}}}, "per_task.worker:1", bad),
+    ]:
+        (found,) = problems(folder, job)
+        assert found.message.startswith(f"job.{place}")
+        assert problem in found.message
+        assert found.fix.startswith(fix)
+
+
 def test_a_missing_workdir_is_the_only_problem(folder: Path) -> None:
     (found,) = problems(folder, {"workdir": "cod", "script": "train.py"})
     assert found.place == "a.json:6:14"

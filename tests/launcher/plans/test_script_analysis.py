@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import pytest
 
-from tfcluster.plans.script_analysis import Code
+from tfcluster.plans.script_analysis import Code, Notebook
 
 
 @pytest.mark.parametrize(
@@ -99,3 +102,38 @@ def test_a_search_needs_a_call_as_well_as_an_import(source: str, searches: bool)
 def test_a_search_may_span_several_files() -> None:
     model, main = Code.read("import keras_tuner"), Code.read("make_tuner().search(x=x)")
     assert (model | main).searches
+
+
+def notebook(*cells: Any, **metadata: Any) -> str:
+    listed = [{"cell_type": "code", "source": source} for source in cells]
+    return json.dumps({"cells": listed, "metadata": metadata})
+
+
+def test_the_code_of_a_notebook_is_that_of_its_cells() -> None:
+    text = notebook(
+        "%pip install x\nimport tensorflow as tf",
+        ["if colab:\n", "    !ls\n", "os.environ['A'] = '1'"],
+        "broken = (",
+        "x = (a\n     % b)\nimport keras",
+    )
+    code = Code.of_file("train.ipynb", text)
+    assert code.imports == {"tensorflow", "keras"}
+    assert code.sets == {"A"}
+    assert Code.of_file("train.py", text) == Code.read(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (notebook("x"), ""),
+        (notebook("x", kernelspec={"language": "python"}), ""),
+        (notebook("x", kernelspec={"language": "R"}), "is a notebook in R, not in Python"),
+        (notebook(" "), "has no code cell"),
+        ("import os", "is not a notebook as Jupyter saves it (nbformat 4)"),
+        ('{"worksheets": []}', "is not a notebook as Jupyter saves it (nbformat 4)"),
+        ('{"cells": [1], "metadata": []}', "is not a notebook as Jupyter saves it (nbformat 4)"),
+    ],
+)
+def test_what_cannot_run_as_a_notebook_is_named(text: str, problem: str) -> None:
+    assert Notebook.read(text).problem == problem
+    assert bool(Code.of_file("a.ipynb", text).imports) is False

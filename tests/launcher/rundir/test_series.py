@@ -135,6 +135,30 @@ def test_a_torn_last_line_waits_for_its_end(tmp_path: Path) -> None:
     assert points_of(read_history(paths), "loss") == [(0.0, 1, 1.0), (9.0, 2, 0.5)]
 
 
+def test_as_a_dict_a_history_is_a_table_with_columns_of_one_length(tmp_path: Path) -> None:
+    used = ev.Usage(node="local", tasks={"worker:0": {"rss_bytes": 5e8}})
+    steps = ev.StepTimes(
+        task="worker:0", attempt=1, step=4, steps=2, seconds=1.0, parts={"input": 0.5}
+    )
+    history = read_history(
+        folder(
+            tmp_path, progress(1, "worker:1", loss=2.0), progress(2, loss=1.0, acc=0.5), used, steps
+        )
+    )
+    assert {name: [str(value) for value in values] for name, values in history.items()} == {
+        "task": ["worker:0", "worker:0", "worker:0", "worker:1"],
+        "time": ["1.0", "2.0", "3.0", "0.0"],
+        "step": ["2", "2", "4", "1"],
+        "acc": ["0.5", "nan", "nan", "nan"],
+        "loss": ["1.0", "nan", "nan", "2.0"],
+        "steps_per_second": ["12.0", "nan", "nan", "11.0"],
+        "rss_bytes": ["nan", "500000000.0", "nan", "nan"],
+        "input_s": ["nan", "nan", "0.25", "nan"],
+    }
+    empty = read_history(RunPaths(tmp_path / "none"))
+    assert dict(empty) == {"task": [], "time": [], "step": []}
+
+
 def test_a_missing_or_empty_file_is_an_empty_history(tmp_path: Path) -> None:
     assert read_history(RunPaths(tmp_path)).curves == ()
     assert read_history(folder(tmp_path)).timeline == ()
