@@ -269,14 +269,14 @@ def get_run(run: str | os.PathLike[str] | None = None, *, live_only: bool = Fals
 def launch(made: Launch, watcher: Watcher) -> End | None:
     """Run a launch as `tfcluster up` does, in the main thread, and tell `watcher`.
 
-    Signals stop the run. A launch in the background returns None once all tasks run. Raises a
-    TfclusterError for whatever prevents the start.
+    Signals stop the run. A launch in the background returns None once all tasks run, and one whose
+    user leaves it returns None then. Raises a TfclusterError for whatever prevents the start.
     """
     if made.is_submitted:
         from tfcluster.coordinator.submitting import submit_and_watch
 
         return submit_and_watch(made, watcher)
-    if made.options.detach:
+    if made.options.detach or watcher.has_keys():
         from tfcluster.coordinator.background import start_and_watch
 
         return start_and_watch(made, watcher)

@@ -94,9 +94,10 @@ def is_frame_last(lines: list[str]) -> bool:
     places = headers(lines)
     if len(places) != 1:
         return False
-    frame = lines[places[0] :]
+    *frame, keys = lines[places[0] :]
     rows = [line for line in frame if line.startswith(("worker:0  run", "worker:1  run"))]
-    return len(rows) == 2 and frame[1].startswith("loss") and rows == frame[-2:]
+    is_whole = len(rows) == 2 and frame[1].startswith("loss") and rows == frame[-2:]
+    return is_whole and keys.startswith("d detach · ? keys")
 
 
 def test_a_frame_survives_resizing_and_a_stop_and_leaves_nothing_behind(
@@ -107,6 +108,11 @@ def test_a_frame_survives_resizing_and_a_stop_and_leaves_nothing_behind(
     for columns, rows in ((60, 24), (100, 30), (70, 16)):
         window.resize(columns, rows)
         window.wait(lambda lines, c=columns: is_frame_last(lines) and max(map(len, lines)) < c + 1)  # type: ignore[misc]
+    window.type("Enter", "Enter", "x", "?")
+    window.wait(lambda lines: lines[-1] == "Closing the terminal ends the run.")
+    assert len(headers(window.lines)) <= 1, "an Enter leaves no part of a frame behind"
+    window.type("?")
+    window.wait(is_frame_last)
 
     window.type("C-z")
     stopped = window.wait(lambda lines: "Stopped" in lines[-2] and lines[-1] == "$")
@@ -119,6 +125,45 @@ def test_a_frame_survives_resizing_and_a_stop_and_leaves_nothing_behind(
     assert headers(ended) == []
     assert not any(line.startswith(("task      state", "loss ")) for line in ended)
     assert any("succeeded after" in line for line in ended)
+
+
+def table_after(lines: list[str], command: str) -> list[str]:
+    """Return what `command` has printed, with ``done`` after it."""
+    start = max(place for place, line in enumerate(lines) if line.endswith(command))
+    return lines[start + 1 :]
+
+
+def test_d_leaves_a_run_that_every_width_lists_and_attach_shows_again(
+    shell: CommandLine, window: Window
+) -> None:
+    window.type("tfcluster run -n 2 --name demo train.py; echo code $?", "Enter")
+    shown = window.wait(is_frame_last)
+    assert shown[-1].endswith("closing the terminal ends the run")
+    window.type("d")
+    left = window.wait(lambda lines: "code 0" in lines)
+    assert headers(left) == []
+    state = shell.state()
+    assert f"`tfcluster attach {state['run'][-4:]}`" in " ".join(left)
+    assert (state["status"], state["background"]) == ("running", True)
+
+    for columns in (60, 80, 120):
+        window.resize(columns, 24)
+        looks = "tfcluster ps; tfcluster status; echo done"
+        window.type(looks, "Enter")
+        window.wait(lambda lines: lines[-2:] == ["done", "$"])
+        table = table_after(window.lines, looks)
+        assert (table[0].split()[:2], table[1].split()[1]) == (["RUN", "STATUS"], "running")
+        tasks = next(n for n, line in enumerate(table) if line.startswith("  task "))
+        assert [row.split()[0] for row in table[tasks + 1 : tasks + 3]] == ["worker:0", "worker:1"]
+
+    window.type("tfcluster attach", "Enter")
+    shown = window.wait(is_frame_last)
+    assert shown[-1].endswith("closing the terminal leaves the run")
+    window.type("d")
+    left = window.wait(lambda lines: lines[-1] == "$" and "detached;" in " ".join(lines))
+    assert headers(left) == []
+    shell.script("finish", "")
+    assert shell.run("wait", state["run"]).code == 0
 
 
 def test_a_closed_run_leaves_the_terminal_as_it_was(shell: CommandLine, window: Window) -> None:

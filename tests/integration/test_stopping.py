@@ -134,15 +134,22 @@ def test_ctrl_c_on_the_terminal_stops_the_run_and_no_task_sees_it(shell: Command
     }
 
 
-def test_closing_the_terminal_stops_the_run(shell: CommandLine) -> None:
+@pytest.mark.parametrize("is_killed", [False, True], ids=["closed", "killed"])
+def test_the_end_of_the_terminal_or_of_the_command_stops_the_run(
+    shell: CommandLine, is_killed: bool
+) -> None:
+    """The command only shows the run, whose coordinator notices the end of a killed one, too."""
     shell.script("family.py", FAMILY)
     with screen(shell, "run", "-n", "2", "--name", "r", "family.py") as shown:
         wait_for(lambda: shown.read(0.1) and shown.seen.count(b"family") >= 2)
+        if is_killed:
+            shown.process.send_signal(signal.SIGKILL)
     # The end of the block has closed the terminal.
     wait_for(lambda: shell.state()["status"] == "interrupted")
 
-    assert shown.process.wait(60) == 129
+    assert shown.process.wait(60) == (-signal.SIGKILL if is_killed else 129)
     assert shell.state()["exit_code"] == 129
+    wait_for(lambda: not shell.left())
 
 
 def test_prepare_gets_no_grace(shell: CommandLine) -> None:

@@ -296,7 +296,7 @@ def _conclude(paths: RunPaths, run: RunSnapshot, state: JobState) -> RunSnapshot
                 return run
             fix = end.fix
             if run.checkpoints:
-                fix = f"go on from its newest checkpoint: tfcluster up --resume {paths.run_id}"
+                fix = f"go on from its newest checkpoint: `tfcluster up --resume {paths.run_id}`"
             was_at_work = run.attempt and run.status is not Status.QUEUED
             if end.exit_code is None and was_at_work and _gathers(paths):
                 run.missed = end.reason  # its coordinator has gathered nothing more

@@ -8,7 +8,6 @@ import os
 import re
 import shlex
 import shutil
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib import import_module
@@ -76,6 +75,9 @@ def up(
     """Start the tasks of SPEC (./tfcluster.json; - = standard input) and show their output.
 
     With -d the run continues in the background: see `attach`, `logs -f`, `status`, `wait`, `down`.
+    At a terminal the key d leaves it to the background later, ? shows the keys, and closing the
+    terminal ends the run.
+
     With --except the start panel shows the command to start TASK, for example under a debugger.
 
     ARGS after -- are appended to the job's own. Exit codes: 0 succeeded, 1 the job failed, 2 error
@@ -241,7 +243,11 @@ def launch(made: Launch, display: Display) -> int:
     Raises a TfclusterError for whatever prevents the start.
     """
     shown = _ShownRun(made, display)
-    end = api.launch(made, shown)
+    try:
+        end = api.launch(made, shown)
+    except TfclusterError:
+        shown.give_up()
+        raise
     if end is None:
         return 0
     if not end.state.status.is_final:  # the user has left a run whose coordinator is elsewhere
@@ -259,13 +265,16 @@ class _ShownRun:
         self._launch, self._display, self._detaches = made, display, made.options.detach
         self._terminal = Terminal()
         self._paths: RunPaths
-        self._view: RunView
-        self._keys = contextlib.ExitStack()
-        self._next_key: Callable[[], bytes] = bytes
+        self._view: RunView | None = None
 
-    def opened(self, paths: RunPaths, plan: Plan) -> None:
+    def has_keys(self) -> bool:
+        from tfcluster.ui.job_control import Keyboard
+
+        return self._terminal.has_footer and Keyboard().is_there
+
+    def opened(self, paths: RunPaths, plan: Plan, leave: Callable[[], None] | None = None) -> None:
         from tfcluster.rundir.task_logs import tail_offset
-        from tfcluster.ui.follow import RunView
+        from tfcluster.ui.follow import Leaving, RunView
         from tfcluster.ui.merged_logs import LogFilter
 
         self._paths = paths
@@ -282,8 +291,15 @@ class _ShownRun:
             collapse=self._display.collapse,
             native=self._display.native_logs,
             events_offset=tail_offset(paths.events, 1) if again is not None else 0,
+            leaving=None if leave is None else Leaving(leave, *self._other_ends()),
         )
         self._view.start()
+
+    def _other_ends(self) -> tuple[str, str]:
+        """Return what Ctrl-C does, and what closing the terminal does."""
+        if self._launch.is_submitted:
+            return "ask whether to leave the run or to cancel it", "leaves the run"
+        return "stop the run; a second one kills its tasks at once", "ends the run"
 
     def announced(self, plan: Plan) -> None:
         from tfcluster.ui.plan_view import start_panel
@@ -292,10 +308,10 @@ class _ShownRun:
         resume = self._launch.resume
         resumes = (resume.source.run_id, resume.newest.step, resume.checkpoint) if resume else None
         panel = start_panel(plan, self._paths, resumes=resumes)
-        self._view.say(render(panel, self._terminal))
+        self.said(render(panel, self._terminal))
 
     def left(self) -> None:
-        """Print the id of a run that continues in the background."""
+        """Say how to come back to a run that continues in the background; with -d, print its id."""
         self._finish()
         run, terminal = self._paths.run_id, self._terminal
         if not self._detaches:
@@ -313,22 +329,20 @@ class _ShownRun:
 
     def ask(self, question: str) -> bool:
         """Show a question, or take it away (""); return False without a terminal."""
-        if not (sys.stdin and sys.stdin.isatty() and self._terminal.stderr.is_tty):
-            return False
-        self._keys.close()
-        if question:
-            from tfcluster.ui.job_control import single_keys
-
-            self._next_key = self._keys.enter_context(single_keys(0))
-        self._view.ask(question)
-        return True
+        return self._view is not None and self._view.ask(question)
 
     def choice(self) -> str | None:
         """Return what the key says that was typed since the question, if it says anything."""
-        return {b"l": "leave", b"c": "cancel"}.get(self._next_key().lower())
+        answer = self._view.answer if self._view is not None else ""
+        return {"l": "leave", "d": "leave", "c": "cancel"}.get(answer)
 
     def said(self, sentence: str) -> None:
-        self._view.say(sentence)
+        if self._view is not None:
+            self._view.say(sentence)
+
+    def give_up(self) -> None:
+        """Show the rest of a run whose coordinator is gone; nothing if it has not begun."""
+        self._finish()
 
     def conclude(self, end: End) -> int:
         """Show how the run ended; return its exit code, or raise the error that it ended with."""
@@ -353,7 +367,7 @@ class _ShownRun:
     def _finish(self) -> None:
         """Show the remaining output; Ctrl-C skips it (``tfcluster logs`` has it)."""
         with contextlib.suppress(KeyboardInterrupt):
-            while not self._view.finish(0.5):
+            while self._view is not None and not self._view.finish(0.5):
                 pass
 
 

@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
+import signal
 import time
 from collections.abc import Iterator
 from socket import gethostname
@@ -29,7 +31,7 @@ from tfcluster.rundir.snapshot import RunSnapshot
 from tfcluster.rundir.states import Status
 from tfcluster.rundir.task_logs import end_of_lines, find_label, newest_attempts, rank
 from tfcluster.ui import history
-from tfcluster.ui.follow import RunView, line_style_for
+from tfcluster.ui.follow import Leaving, RunView, line_style_for
 from tfcluster.ui.formats import plural
 from tfcluster.ui.log_excerpt import excerpt
 from tfcluster.ui.merged_logs import LineStyle, LogFilter, MergedLogs
@@ -70,8 +72,7 @@ def ps(all_runs: bool, watches: bool, as_json: bool, choice: SchedulerChoice) ->
         ]
         terminal.emit_json([run.to_json() for run in shown] + damaged)
     elif shown:
-        width = terminal.stdout.width()
-        grid = runs_grid(shown, now=time.time(), this_host=gethostname(), width=width)
+        grid = runs_grid(shown, now=time.time(), this_host=gethostname())
         terminal.out(stdout_text(grid, terminal))
     else:
         ended = f" ({plural(len(known), 'run')} ended: `tfcluster ps -a`)" if known else ""
@@ -180,10 +181,10 @@ def status(run: str | None, as_json: bool, choice: SchedulerChoice) -> None:
 def attach(
     run: str | None, collapse: bool, native_logs: bool, as_json: bool, choice: SchedulerChoice
 ) -> None:
-    """Watch RUN (default: the only live run) until it ends; Ctrl-C detaches, the run continues.
+    """Watch RUN (default: the only live run) until it ends; d or Ctrl-C detaches.
 
-    Starts with the last lines of each task. The exit code is 0 however the run ends; `wait`
-    returns the run's own exit code.
+    The run continues then. Starts with the last lines of each task. The exit code is 0 however the
+    run ends; `wait` returns the run's own exit code.
     """
     terminal = Terminal()
     live = choice.find_run(run, live_only=True)
@@ -204,6 +205,11 @@ def attach(
         collapse=collapse,
         native=native_logs,
         events_offset=0 if as_json else end_of_lines(paths.events),
+        leaving=Leaving(
+            leave=functools.partial(signal.raise_signal, signal.SIGINT),
+            ctrl_c="detach, like d",
+            closing="leaves the run",
+        ),
     )
     try:
         view.run(is_over=job_watch.WatchedState(paths).is_over)

@@ -1,36 +1,45 @@
-"""The background process of a coordinator (`up -d`), and the pipe from it to its starter.
+"""A coordinator in a process of its own, and the socket between it and its starter.
+
+It is that of ``up -d``, and of a run at a terminal: the starter, which the shell waits for, only
+shows that run and passes signals on, so that the user can leave it (the key d). A process cannot
+leave its shell by itself, and a fork of a running coordinator would lose its agents, which are its
+children. The end of the starter, the terminal's among others, stops a run that was not left.
 
 The process is a fork of a starter without threads, so nothing is imported twice. A starter with
 threads, such as a notebook's kernel, starts a new Python: a fork might inherit a locked lock. The
-pipe carries pickled values, which only this user's own process writes.
+socket carries pickled values, which only this user's own process writes.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import pickle
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
-from tfcluster.coordinator.foreground import RunSession
+from tfcluster.coordinator.coordinator import Coordinator
+from tfcluster.coordinator.foreground import RunSession, find_interrupted
 from tfcluster.coordinator.launch import SIGNALS, End, Launch, Watcher, signals_held_back
 from tfcluster.errors import NodeLostError, TfclusterError
 from tfcluster.plans.plan import Plan, TaskId
 from tfcluster.rundir.events import Event
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.registry import ProcessIdentity, this_process
+from tfcluster.rundir.run_writer import RunWriter
 from tfcluster.rundir.states import Status
 
-_STARTED = "started"
+_STARTED, _LEFT = "started", "left"
 _SPAWN = (
     "import sys; sys.path.append(sys.argv[1]);"
     " from tfcluster.coordinator.background import serve_spawned; serve_spawned(int(sys.argv[2]))"
@@ -42,30 +51,37 @@ class Background:
     """The background process, as its starter sees it."""
 
     identity: ProcessIdentity
-    _pipe: BinaryIO
+    _socket: socket.socket
+    _received: BinaryIO
+    """The file that reads from the socket."""
     was_signalled: bool = False
     """True if a signal to the starter was passed on."""
 
     def messages(self) -> Iterator[Any]:
-        """Yield what the process sends, until it closes the pipe or ends; raise errors it sends."""
-        with self._pipe, contextlib.suppress(EOFError, pickle.UnpicklingError):
+        """Yield what the process sends, until it closes its end; raise errors it sends."""
+        with self._socket, self._received, contextlib.suppress(EOFError, pickle.UnpicklingError):
             while True:
-                message = pickle.load(self._pipe)
+                message = pickle.load(self._received)
                 if isinstance(message, TfclusterError):
                     raise message
                 yield message
 
-    def death(self) -> NodeLostError:
+    def leave(self) -> None:
+        """Have the run go on without its starter; the process answers `_LEFT`."""
+        with contextlib.suppress(OSError):  # it has ended
+            self._socket.send(b"d")
+
+    def death(self, when: str = "") -> NodeLostError:
         """Return the error for a process that has ended without a word."""
         return NodeLostError(
-            f"the coordinator (pid {self.identity.pid}) died before all tasks ran",
+            f"the coordinator (pid {self.identity.pid}) died{when}",
             fix="start the run again; tasks that were already started end by themselves",
         )
 
     @contextlib.contextmanager
-    def in_foreground(self) -> Iterator[None]:
-        """Pass Ctrl-C and SIGTERM on to the background process while the block runs."""
-        passed_on = (signal.SIGINT, signal.SIGTERM)
+    def in_foreground(self, *more: signal.Signals) -> Iterator[None]:
+        """Pass Ctrl-C, SIGTERM and `more` on to the background process while the block runs."""
+        passed_on = (signal.SIGINT, signal.SIGTERM, *more)
         before = [(number, signal.signal(number, self._pass_on)) for number in passed_on]
         signal.pthread_sigmask(signal.SIG_UNBLOCK, passed_on)
         try:
@@ -92,11 +108,14 @@ def start_and_leave(launch: Launch) -> RunPaths:
 
 
 def start_and_watch(launch: Launch, watcher: Watcher) -> End | None:
-    """Start the run in a background process; return None when all tasks are started.
+    """Start the run in a background process; return None when the starter leaves it.
 
-    If the run ends before that, return its end. Ctrl-C until then stops the run; closing the
-    terminal never does.
+    With ``-d`` that is when all tasks are started. Ctrl-C until then stops the run; closing the
+    terminal never does. Without, it is when the user wants that; closing the terminal stops the
+    run. If the run ends before, return its end.
     """
+    if not launch.options.detach:
+        return _start_at_terminal(launch, watcher)
     with signals_held_back():
         process = start(launch)
         messages = process.messages()
@@ -109,16 +128,38 @@ def start_and_watch(launch: Launch, watcher: Watcher) -> End | None:
         with process.in_foreground():
             last = last if isinstance(last, End) else _follow(messages, launch.plan, watcher)
     if not isinstance(last, End):
+        raise process.death(" before all tasks ran")
+    return last
+
+
+def _start_at_terminal(launch: Launch, watcher: Watcher) -> End | None:
+    with signals_held_back():
+        outlives_terminal = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # under nohup
+        process = start(launch)
+        messages = process.messages()
+        with process.in_foreground(*(() if outlives_terminal else (signal.SIGHUP,))):
+            last = _follow(messages, launch.plan, watcher, process.leave)
+            if last == _STARTED:
+                last = _follow(messages, launch.plan, watcher, process.leave)
+        if last == _LEFT:
+            watcher.left()
+            return None
+    if not isinstance(last, End):
         raise process.death()
     return last
 
 
-def _follow(messages: Iterator[Any], plan: Plan, watcher: Watcher) -> object:
+def _follow(
+    messages: Iterator[Any],
+    plan: Plan,
+    watcher: Watcher,
+    leave: Callable[[], None] | None = None,
+) -> object:
     """Handle messages until all tasks run or the run ends; return the last one, or None."""
     for message in messages:
         match message:
             case RunPaths():
-                watcher.opened(message, plan)
+                watcher.opened(message, plan, leave)
             case hosts, ports:
                 watcher.announced(plan.at(hosts, ports))
             case _:
@@ -131,14 +172,15 @@ def start(launch: Launch) -> Background:
 
     SIGINT, SIGTERM and SIGHUP stay blocked there until its coordinator handles them.
     """
-    reader, writer = os.pipe()
-    with os.fdopen(writer, "wb"):
-        stderr = (_spawn if _has_threads() else _fork)(launch, writer)
-    pipe = os.fdopen(reader, "rb")
+    ours, its = socket.socketpair()
+    with its:
+        stderr = (_spawn if _has_threads() else _fork)(launch, its.fileno())
+    received = ours.makefile("rb")
     try:
-        return Background(pickle.load(pipe), pipe)
+        return Background(pickle.load(received), ours, received)
     except EOFError:
-        pipe.close()
+        received.close()
+        ours.close()
         raise NodeLostError(f"the coordinator's process did not start{stderr}") from None
 
 
@@ -187,6 +229,8 @@ def _serve(launch: Launch, writer: int) -> NoReturn:
         os.setsid()
         if os.fork():
             os._exit(0)  # the child is no session leader, so it can never get a terminal
+        if launch.options.detach:
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
         _detach(keep=writer)
         tell = partial(_tell, writer)
         tell(this_process())
@@ -203,7 +247,9 @@ def _serve(launch: Launch, writer: int) -> NoReturn:
 
 def _run(launch: Launch, writer: int) -> None:
     """Run the whole run in the new process, as the foreground does."""
-    tell, session = partial(_tell, writer), RunSession(launch)
+    again = None if launch.options.detach else find_interrupted(launch.plan, launch.home_dir)
+    tell, session = partial(_tell, writer), RunSession(launch, again)
+    beside = None if launch.options.detach else partial(_with_starter, writer, session.run_writer)
 
     def note_start(event: Event) -> None:
         if session.run_writer.state.status is Status.RUNNING:
@@ -214,10 +260,38 @@ def _run(launch: Launch, writer: int) -> None:
     with _redirected_output(session.paths.coordinator_log):
         tell(session.paths)
         session.run_writer.listeners.append(note_start)
-        end = session.run(lambda plan: tell(_chosen(plan)))
+        end = session.run(lambda plan: tell(_chosen(plan)), beside=beside)
         if end.outcome.error is not None:
             os.write(2, f"tfcluster: {end.outcome.error}\n".encode(errors="replace"))
         tell(end)
+
+
+@contextlib.contextmanager
+def _with_starter(starter: int, run_writer: RunWriter, coordinator: Coordinator) -> Iterator[None]:
+    """Stop the run once its starter has ended, unless the user has left the run before."""
+    loop = asyncio.get_running_loop()
+
+    def heed() -> None:
+        loop.remove_reader(starter)
+        try:
+            leaves = os.read(starter, 1)
+        except OSError:
+            leaves = b""
+        if not leaves:
+            coordinator.stop(SIGNALS[signal.SIGHUP])
+            return
+        loop.remove_signal_handler(signal.SIGHUP)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        run_writer.state.background = True
+        run_writer.mark_changed()
+        run_writer.save()
+        _tell(starter, _LEFT)
+
+    loop.add_reader(starter, heed)
+    try:
+        yield
+    finally:
+        loop.remove_reader(starter)
 
 
 def _chosen(plan: Plan) -> tuple[dict[str, str], dict[TaskId, int]]:
@@ -228,7 +302,6 @@ def _chosen(plan: Plan) -> tuple[dict[str, str], dict[TaskId, int]]:
 
 def _detach(*, keep: int) -> None:
     """Let go of the starter's terminal, pipes and working directory."""
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     os.chdir("/")
     null = os.open(os.devnull, os.O_RDWR)
     fds = [int(name) for name in os.listdir("/dev/fd")]

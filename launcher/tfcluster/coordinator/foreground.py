@@ -10,6 +10,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -133,11 +134,17 @@ class RunSession:
             plan, self.paths, enabled=options.gathers, keeps_files=options.keeps_files
         )
 
-    def run(self, announce: Announce, *, handles_signals: bool = True) -> End:
+    def run(
+        self,
+        announce: Announce,
+        *,
+        handles_signals: bool = True,
+        beside: Callable[[Coordinator], AbstractContextManager[None]] | None = None,
+    ) -> End:
         """Run to the end; SIGINT, SIGTERM and SIGHUP stop, a second one kills.
 
         To be called in `signals_held_back`, like the constructor, unless `handles_signals` is
-        False, as outside the main thread.
+        False, as outside the main thread. `beside` is entered in the coordinator's loop.
         """
         try:
             resume = self._launch.resume
@@ -146,7 +153,7 @@ class RunSession:
                 announce = partial(self._announce_resumed, resume, announce)
             self._require_progress()
             with asyncio.Runner(loop_factory=RunLoop) as runner:
-                outcome = runner.run(self._run(announce, handles_signals))
+                outcome = runner.run(self._run(announce, handles_signals, beside))
             if outcome.comes_back:
                 outcome = self._go_back(outcome)
         except (SetupError, NoProgressError) as error:
@@ -210,7 +217,12 @@ class RunSession:
             )
         return outcome
 
-    async def _run(self, announce: Announce, handles_signals: bool) -> Outcome:
+    async def _run(
+        self,
+        announce: Announce,
+        handles_signals: bool,
+        beside: Callable[[Coordinator], AbstractContextManager[None]] | None,
+    ) -> Outcome:
         coordinator = Coordinator(
             self._launch,
             self.run_writer,
@@ -219,7 +231,11 @@ class RunSession:
             job=self._job,
             metrics_file=self._metrics_file,
         )
-        with _handling_signals(coordinator) if handles_signals else contextlib.nullcontext():
+        with contextlib.ExitStack() as lasting:
+            if handles_signals:
+                lasting.enter_context(_handling_signals(coordinator))
+            if beside is not None:
+                lasting.enter_context(beside(coordinator))
             return await coordinator.run()
 
     def _announce_resumed(self, resume: Resume, announce: Announce, plan: Plan) -> None:

@@ -95,7 +95,7 @@ class FinalCopies:
     def _note_location(self, folder: PurePath) -> None:
         self.is_incomplete = True
         fetch = self.folders.fetch_command(self._node, folder)
-        self.notes.append(f"the checkpoints of {self.chief} are on {self._node}: {fetch}")
+        self.notes.append(f"the checkpoints of {self.chief} are on {self._node}: `{fetch}`")
 
     def _copy_outputs(self) -> tuple[str, ...]:
         """Copy the files that ``checkpoints.outputs`` matches; return their paths."""
@@ -142,7 +142,7 @@ class FinalCopies:
         self.is_incomplete = True
         name = node or self._node
         if folder is not None and self.folders.is_remote(name):
-            note += f"; the files are still on {name}: {self.folders.fetch_command(name, folder)}"
+            note += f"; the files are still on {name}: `{self.folders.fetch_command(name, folder)}`"
         self.notes.append(note)
 
     @property

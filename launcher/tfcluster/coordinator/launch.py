@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -76,14 +76,21 @@ class End:
 class Watcher(Protocol):
     """The starter's view of a run."""
 
-    def opened(self, paths: RunPaths, plan: Plan) -> None:
-        """Called when the run folder exists."""
+    def has_keys(self) -> bool:
+        """Return whether the user can type keys, and so leave the run to the background."""
+
+    def opened(self, paths: RunPaths, plan: Plan, leave: Callable[[], None] | None = None) -> None:
+        """Called when the run folder exists.
+
+        `leave` has the run go on in the background, any thread may call it; None if it cannot be
+        left, or is left anyway.
+        """
 
     def announced(self, plan: Plan) -> None:
         """Called before the first start with the plan, now with every host and port."""
 
     def left(self) -> None:
-        """Called when the starter leaves the run: in the background, once all its tasks run."""
+        """Called when the starter leaves the run, with -d once all its tasks run."""
 
     def ask(self, question: str) -> bool:
         """Show a question, or take it away (""); return False if nobody can answer."""

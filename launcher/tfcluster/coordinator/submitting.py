@@ -6,6 +6,7 @@ import contextlib
 import functools
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -144,12 +145,13 @@ def submit_and_watch(launch: Launch, watcher: Watcher) -> End | None:
         paths = submit(launch)
         if not launch.options.detach:
             os.nice(_GIVES_WAY)  # threads that start from here on inherit it
-        watcher.opened(paths, launch.plan)
+        leaves = threading.Event()
+        watcher.opened(paths, launch.plan, None if launch.options.detach else leaves.set)
         if launch.options.detach:
             watcher.left()
             return None
         with _signals() as came:
-            return _Watch(launch, paths, watcher, came).run()
+            return _Watch(launch, paths, watcher, came, leaves).run()
 
 
 @contextlib.contextmanager
@@ -175,6 +177,8 @@ class _Watch:
     watcher: Watcher
     came: list[int]
     """The signals that have come and are not handled yet."""
+    leaves: threading.Event = field(default_factory=threading.Event)
+    """Set once the user leaves the run."""
     _is_asking: bool = False
     _is_announced: bool = False
     _cancelled_by: int | None = None
@@ -186,6 +190,8 @@ class _Watch:
     def run(self) -> End:
         while not self._state_file.is_over():
             self._announce()
+            if self.leaves.is_set():
+                return self._left(0)
             if self.came and self._obey(number := self.came.pop(0)):
                 return self._left(SIGNALS[signal.Signals(number)].exit_code)
             if self._is_asking and (choice := self.watcher.choice()) is not None:

@@ -177,7 +177,7 @@ def keras_notes(spec: ClusterSpec, python: Interpreter, *, imports_keras: bool) 
     elif version := python.packages.get("tf-keras"):
         yield f"{_why_keras_2(spec, python)}: tf_keras {version} is used"
     elif fails:
-        fix = f"leave `hooks` on, or {install_tf_keras(python)}"
+        fix = f"leave `hooks` on, or `{install_tf_keras(python)}`"
         yield f"{_KERAS_3_FAILS}, {_why_not_patched(spec, python)}: {fix}"
 
 

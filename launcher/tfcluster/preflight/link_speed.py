@@ -47,7 +47,7 @@ _START_S: Final = 180.0
 """Time for TensorFlow to be imported and for the workers to meet."""
 _CAUSE_S: Final = 15.0
 """Time after a worker's failure in which the one that caused it ends, too."""
-_FIX: Final = "check the network between the nodes, and the logs of a run: tfcluster up SPEC"
+_FIX: Final = "check the network between the nodes, and the logs of a run: `tfcluster up SPEC`"
 
 
 def why_not(plan: Plan, devices: Mapping[str, Sequence[str]]) -> str:

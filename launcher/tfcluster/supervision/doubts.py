@@ -22,7 +22,7 @@ from tfcluster.agent import catalogue as msg
 from tfcluster.errors import join_first
 from tfcluster.supervision.failure import CIRCUMSTANCES, describe_exception
 from tfcluster.supervision.known_errors import KnownError
-from tfcluster.supervision.log_errors import exception_from_report
+from tfcluster.supervision.log_errors import exception_from_report, shorten
 from tfcluster.supervision.member import Member
 
 _MOST_NAMED = 3
@@ -62,7 +62,7 @@ def _describe_fit(member: Member, doubt: msg.Doubt) -> str:
 
 def _describe(doubt: msg.Doubt) -> str:
     raised = exception_from_report(vars(doubt))
-    first_line = raised.message.partition("\n")[0].rstrip(": ")
+    first_line = shorten(raised.message).partition("\n")[0].rstrip(": ")
     return describe_exception(replace(raised, message=first_line))
 
 
@@ -83,21 +83,21 @@ def explain_lone_work(
     """Return who is to blame that `member` still needed the `finished` tasks, the reason, the hint.
 
     That is the first of them that ended with 0 before its training was over, else `member` itself.
+    The reason follows the name of that task, and does not repeat it.
     `place`: the file and line of the script where it needed them, or "".
     """
     where = f" ({place})" if place else ""
     for other in finished:
         if reason := _left_early(other, member):
-            ended = f"{other.name} {reason} and ended with exit code 0"
-            known = CIRCUMSTANCES["ended_early"]
-            return other, f"{ended}; {member.name} waited for it{where}", known
+            ended = f"{reason} and ended with exit code 0; {member.name} waited for it{where}"
+            return other, ended, CIRCUMSTANCES["ended_early"]
     names = join_first([other.name for other in finished], _MOST_NAMED)
     alone = CIRCUMSTANCES["chief_alone"]
     last = max((other.step for other in finished if other.step is not None), default=None)
     if member.step is not None and last is not None and (member.total_steps or member.step) > last:
         total = "" if member.total_steps is None else f" of {member.total_steps:,}"
         steps = f"step {member.step:,}{total} against {last:,}"
-        return member, f"{names} had ended; {member.name} still trained{where}: {steps}", alone
+        return member, f"still trained{where} after {names} had ended: {steps}", alone
     reason = f"did alone what all workers must do{where}: {names} had ended before"
     return member, reason, alone
 
@@ -108,12 +108,12 @@ def _left_early(member: Member, waiting: Member) -> str:
         at = _steps_of(member)
         how = {None: "", "SystemExit": " with sys.exit"}.get(doubt.exception)
         how = f" with {_describe(doubt)}" if how is None else how
-        return f"had left `fit`{at and f' at {at}'}{how}"
+        return f"left `fit`{at and f' at {at}'}{how}"
     still_trained = "fit" in waiting.doubts or (waiting.step or 0) > (member.step or 0)
     if not (still_trained and member.is_hooked):
         return ""
     if member.step is None and member.way is None:
-        return "had not trained"
+        return "did not train"
     if member.step is not None and member.step < (member.total_steps or 0):
-        return f"had stopped training at {_steps_of(member)}"
+        return f"stopped training at {_steps_of(member)}"
     return ""

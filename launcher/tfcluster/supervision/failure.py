@@ -459,7 +459,7 @@ class Failure:
 def describe_exception(raised: log_errors.RaisedError, traceback: str = "") -> str:
     """Return name, message and place of an exception; without a message its line of code."""
     text = raised.name
-    if raised.message:
+    if log_errors.remove_noise(raised.message).strip():
         text += f": {raised.message}"
     elif code := log_errors.code_at(traceback, raised.file, raised.line):
         text += f" in `{code}`"

@@ -179,11 +179,11 @@ _permanent_cause: Final = functools.partial(_permanent, is_root_cause=True)
 _NO_GPU: Final = {
     "driver": "NVIDIA's driver is not there for the task: start its container with the GPUs (docker"
     " --gpus, apptainer --nv), or install the driver",
-    "build": "install a TensorFlow for GPUs into the tasks' Python: pip install"
-    " 'tensorflow[and-cuda]' instead of tensorflow-cpu",
-    "libraries": "install NVIDIA's libraries of this TensorFlow into the tasks' Python: pip install"
-    " 'tensorflow[and-cuda]' with its version; or name their folder in LD_LIBRARY_PATH"
-    " (job.env)",
+    "build": "install a TensorFlow for GPUs into the tasks' Python:"
+    " `pip install 'tensorflow[and-cuda]'` instead of tensorflow-cpu",
+    "libraries": "install NVIDIA's libraries of this TensorFlow into the tasks' Python:"
+    " `pip install 'tensorflow[and-cuda]'` with its version; or name their folder in"
+    " LD_LIBRARY_PATH (job.env)",
     "version": "the driver was updated, and the kernel still has the old one: restart the machine",
 }
 """Cause for which TensorFlow has no GPU (`hooks.devices` of the workers) → the fix."""

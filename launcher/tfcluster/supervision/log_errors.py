@@ -46,9 +46,18 @@ _FOREIGN = re.compile(
 """Files that are not the user's code; the example jobs count as the user's."""
 _GRAPH = re.compile(
     r"Graph execution error:\s+(?:Detected at node .*\n"
-    r"(?:[ \t]+\S.*\n|[ \t]*\n|<stack traces unavailable>\n|Node: .*\n)*)+(?=\S)"
+    r"(?:[ \t]+\S.*(?:\n|\Z)|[ \t]*\n|<stack traces unavailable>(?:\n|\Z)|Node: .*\n)*)+"
+    r"(?=\S|\Z)"
 )
-"""The graph's stack (tensorflow/python/eager/execute.py, framework/error_interpolation.py)."""
+"""The graph's stack (tensorflow/python/eager/execute.py, framework/error_interpolation.py).
+
+The message below it may be empty: then there is nothing but the stack, or the names of nodes."""
+_ROOTS = re.compile(
+    r"(?:^|(?<=: ))\d+ root error\(s\) found\.\n\s*\(0\) +(?:[A-Z_]+: +)?"
+    r"|\n\d+ successful operations\.(?:\n\d+ derived errors ignored\.)?",
+    re.MULTILINE,
+)
+"""The frame of a message that lists the errors of several operations, of which the first counts."""
 _NO_STACK = re.compile(
     r"Graph execution error:\s+(?=Detected at node )"
     r"|Detected at node .*\n(?:<stack traces unavailable>\n)+"
@@ -239,7 +248,7 @@ def remove_noise(text: str, *, keeps_stacks: bool = False) -> str:
     `keeps_stacks`: those of graphs stay, which also have lines of the user's code.
     """
     stacks = (_NO_STACK,) if keeps_stacks else (_GRAPH, _CONVERTED)
-    for noise in (*stacks, _GRPC, _PASSED_ON, _GRAPH_NAMES):
+    for noise in (*stacks, _GRPC, _PASSED_ON, _GRAPH_NAMES, _ROOTS):
         text = noise.sub("", text)
     return _LAYER_NAME.sub(r"\1: ", text)
 

@@ -10,6 +10,7 @@ import contextlib
 import os
 import select
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 from tfcluster.agent.processes import IS_LINUX
@@ -45,6 +46,8 @@ class FolderWatch:
         self._inotify_fd = _libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC) if IS_LINUX else -1
         self._pause = FASTEST_POLL_S
         self._is_closed = False
+        self.inputs: Sequence[int] = ()
+        """More descriptors that end a wait once they can be read."""
 
     def watch(self, folder: Path) -> None:
         """Report files created or written in `folder`."""
@@ -81,7 +84,7 @@ class FolderWatch:
     def _sleep(self, seconds: float, *fds: int) -> bool:
         """Sleep until `wake` or a readable descriptor; return True if one of `fds` is readable."""
         poll = select.poll()
-        for fd in (self._wake_reader, *fds):
+        for fd in (self._wake_reader, *self.inputs, *fds):
             poll.register(fd, select.POLLIN)
         ready = {fd for fd, _ in poll.poll(seconds * 1000)}
         if self._wake_reader in ready:

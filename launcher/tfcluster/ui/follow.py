@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from socket import gethostname
 from typing import Any
 
@@ -26,7 +27,7 @@ from tfcluster.rundir.task_logs import LogSource, prepare_label
 from tfcluster.ui.event_lines import format_event
 from tfcluster.ui.figure_text import Trend
 from tfcluster.ui.folder_watch import BATCH_S, FolderWatch
-from tfcluster.ui.job_control import JobControl
+from tfcluster.ui.job_control import JobControl, Keyboard
 from tfcluster.ui.live_panel import LEAST_ROWS, Scene, draw_frame, format_status_line
 from tfcluster.ui.merged_logs import LastLines, LineStyle, LogFilter, MergedLogs
 from tfcluster.ui.terminal import Stream, Terminal
@@ -40,12 +41,36 @@ _FRAME_INTERVAL_S = 0.25
 _ROUNDS_BEFORE_EVENTS = 64
 
 
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """The ways out of a live view: the key d calls `leave`; the texts are about the others."""
+
+    leave: Callable[[], None]
+    ctrl_c: str
+    """The effect of Ctrl-C, such as ``stop the run``."""
+    closing: str
+    """The effect of closing the terminal, such as ``ends the run``."""
+
+    def lines(self, *, with_keys: bool) -> list[str]:
+        """Return the last line of the frame or, `with_keys`, those that explain all keys."""
+        closing = f"closing the terminal {self.closing}"
+        if not with_keys:
+            return [f"d detach · ? keys · {closing}"]
+        return [
+            "d       detach: the run continues in the background",
+            f"Ctrl-C  {self.ctrl_c}",
+            "Ctrl-Z  suspend this view, `fg` shows it again; the run continues",
+            "?       hide the keys",
+            f"{closing[0].upper()}{closing[1:]}.",
+        ]
+
+
 class RunView:
     """The view of one run until `finish`: the tasks' output, lines about events, the frame.
 
     With `json_lines`, stdout gets the lines of ``events.jsonl`` and stderr the tasks' output. With
     `shows_messages` False there is neither a frame nor a line about any event but those in
-    `ALWAYS_SHOWN`.
+    `ALWAYS_SHOWN`. `leaving`: None where nothing but the end of the run ends the view.
     """
 
     def __init__(
@@ -60,6 +85,7 @@ class RunView:
         times: bool = False,
         shows_messages: bool = True,
         events_offset: int = 0,
+        leaving: Leaving | None = None,
     ) -> None:
         self._paths, self._terminal = paths, terminal
         self._json_lines, self._shows_messages = json_lines, shows_messages
@@ -77,7 +103,9 @@ class RunView:
         self._thread: threading.Thread | None = None
         self._trend, self._frame = Trend(), list[Text]()
         self._frame_size, self._frame_drawn_at = (0, 0), 0.0
-        self._job_control = JobControl(terminal, self._folder_watch.wake)
+        self._keyboard, self._leaving = Keyboard(), leaving
+        self._job_control = JobControl(terminal, self._keyboard, self._folder_watch.wake)
+        self._shows_keys, self._answer = False, ""
         self._last_lines = LastLines(paths)
         self._host = gethostname()
         self._fix = self._question = ""
@@ -104,6 +132,7 @@ class RunView:
         if self._thread is None:
             return True
         self._thread.join(timeout_s)
+        self._keyboard.release()
         if not self._thread.is_alive():
             self._job_control.restore()
         return not self._thread.is_alive()
@@ -111,19 +140,23 @@ class RunView:
     def run(self, is_over: Callable[[], bool] | None = None) -> None:
         """Show the run until `finish` is called, `is_over` returns True or stdout is closed."""
         self._watch_screen()
-        self._skip_if_far_behind()
-        self._write_lines(self.logs.catch_up())
-        while not self._is_finishing.is_set() and not (is_over and is_over()):
-            found_new, has_more = self._show_round()
-            self._show_job()
-            self._draw_frame()
-            if is_over and self._lines_stream.error:
-                break
-            if not has_more:
-                self._folder_watch.wait(found_new=found_new)
-        self._show_rest()
-        self._job_control.restore()
-        self._folder_watch.close()
+        try:
+            self._skip_if_far_behind()
+            self._write_lines(self.logs.catch_up())
+            while not self._is_finishing.is_set() and not (is_over and is_over()):
+                found_new, has_more = self._show_round()
+                self._show_job()
+                self._obey_keys()
+                self._draw_frame()
+                if is_over and self._lines_stream.error:
+                    break
+                if not has_more:
+                    self._folder_watch.wait(found_new=found_new)
+            self._show_rest()
+        finally:
+            self._keyboard.release()
+            self._job_control.restore()
+            self._folder_watch.close()
 
     def _watch_screen(self) -> None:
         """Redraw at once when the terminal is resized, and leave it tidy while it is stopped."""
@@ -211,12 +244,41 @@ class RunView:
             for sentence in self._state.news():
                 self._terminal.say_wrapped(sentence, "yellow")
 
-    def ask(self, question: str) -> None:
-        """Show a question below the frame, or once where there is no frame; "" takes it away."""
-        self._question = question
+    def ask(self, question: str) -> bool:
+        """Show a question below the frame, or once where there is no frame; "" takes it away.
+
+        Return False if nobody can answer. The next key is the `answer`.
+        """
+        if not (self._keyboard.is_there and self._terminal.stderr.is_tty):
+            return False
+        self._question, self._answer = question, ""
         if question and not self._has_frame:
             self.say(question)
         self._folder_watch.wake()
+        return True
+
+    @property
+    def answer(self) -> str:
+        """The key that was typed last since the question; empty if there was none."""
+        return self._answer
+
+    def _obey_keys(self) -> None:
+        """Do what the typed keys say."""
+        if self._question or (self._has_frame and self._leaving is not None):
+            for key in self._keyboard.read().lower():
+                self._obey_key(key)
+        else:
+            self._keyboard.release()
+        self._folder_watch.inputs = self._keyboard.fds
+
+    def _obey_key(self, key: str) -> None:
+        if self._question:
+            self._answer = key
+        elif key == "?":
+            self._shows_keys = not self._shows_keys
+            self._frame_drawn_at = 0.0
+        elif key == "d" and self._leaving is not None:
+            self._leaving.leave()
 
     def _write_messages(self) -> bool:
         had_messages = bool(self._messages)
@@ -233,10 +295,19 @@ class RunView:
         if is_due and (snapshot := self._state.read()):
             self._frame_drawn_at, self._frame_size = now, size
             columns, rows = size
-            asked = [Text(self._question, "bold yellow")] if self._question else []
-            self._frame = [*self._make_frame(snapshot, now, columns, rows - len(asked)), *asked]
+            below = self._lines_below(rows)
+            self._frame = [*self._make_frame(snapshot, now, columns, rows - len(below)), *below]
         if self._frame:
             self._terminal.show_footer(self._frame)
+
+    def _lines_below(self, rows: int) -> list[Text]:
+        """Return the question, else the keys; a screen without room for the keys has a frame."""
+        if self._question:
+            return [Text(self._question, "bold yellow")]
+        if self._leaving is None or (rows <= LEAST_ROWS and not self._shows_keys):
+            return []
+        lines = self._leaving.lines(with_keys=self._shows_keys)
+        return [Text(line, "dim") for line in lines[: rows - 1]]
 
     def _make_frame(self, snapshot: RunSnapshot, now: float, columns: int, rows: int) -> list[Text]:
         if rows < LEAST_ROWS:

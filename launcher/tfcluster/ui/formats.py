@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import math
+import re
 import textwrap
 from collections.abc import Callable
+from typing import Final
 
 from rich.cells import cell_len, set_cell_size
 
 from tfcluster.errors import signal_name
+
+_KEPT_SPACE: Final = "\ufdd0"
+"""Stands for a space that is no place for a line break: a code point that is never a character."""
+_COMMAND: Final = re.compile(r"`[^`\n]+`|--set \S+")
 
 
 def format_duration(seconds: float) -> str:
@@ -102,12 +108,29 @@ def cut_to_columns(text: str, columns: int) -> str:
     return f"{set_cell_size(text, columns - 1)}…" if columns > 0 else ""
 
 
+def cut_middle(text: str, columns: int) -> str:
+    """Return `text` in at most `columns` characters, with … where its middle was cut out."""
+    if len(text) <= columns:
+        return text
+    head = max(columns - 1, 0) // 2
+    return f"{text[:head]}…{text[len(text) - (columns - 1 - head) :]}" if columns > 0 else ""
+
+
+def keep_whole(text: str) -> str:
+    """Return `text`, a path or a command, such that `wrap_words` does not break it at a space."""
+    return text.replace(" ", _KEPT_SPACE)
+
+
 def wrap_words(text: str, width: int, *, indent: str = "") -> list[str]:
     """Return the lines of `text` in at most `width` columns, continued after `indent`.
 
-    Words are never broken, not even at a hyphen: users copy paths and commands.
+    Users copy paths and commands. So words are never broken, not even at a hyphen, and there is no
+    break inside of backticks, of ``--set a.b=c`` and of what is from `keep_whole`: what is too long
+    goes beyond the width, for the terminal to wrap.
     """
     wrapper = textwrap.TextWrapper(
         max(width, 8), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
-    return [row for line in text.split("\n") for row in wrapper.wrap(line) or [""]]
+    text = _COMMAND.sub(lambda command: keep_whole(command[0]), text)
+    rows = (row for line in text.split("\n") for row in wrapper.wrap(line) or [""])
+    return [row.replace(_KEPT_SPACE, " ") for row in rows]

@@ -14,8 +14,7 @@ import sys
 import termios
 import threading
 import time
-import tty
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import FrameType
 from typing import Any, Final
 
@@ -24,14 +23,86 @@ from tfcluster.ui.terminal import Terminal
 _CLEARING_S: Final = 0.3
 """The time that a stop waits for the thread that writes; a stopped screen (Ctrl-S) may block it."""
 _POLL_S: Final = 0.02
+_MOST_KEYS: Final = 64
+_LOCAL_MODES: Final = 3
+"""The place of the local modes in the settings that `termios.tcgetattr` returns."""
+
+
+class Keyboard:
+    """The keys typed at the terminal of stdin: without Enter, and not shown on the screen.
+
+    Otherwise an Enter would move the cursor out of the footer, and parts of it would stay.
+    """
+
+    def __init__(self) -> None:
+        self._fd: int | None = None
+        if sys.stdin is not None and sys.stdin.isatty():
+            with contextlib.suppress(OSError):  # not the terminal that controls this process
+                os.tcgetpgrp(sys.stdin.fileno())
+                self._fd = sys.stdin.fileno()
+        self._before: list[Any] | None = None
+        """The settings of the terminal to restore; None while they are as they were."""
+
+    @property
+    def is_there(self) -> bool:
+        return self._fd is not None
+
+    @property
+    def fds(self) -> list[int]:
+        """The descriptor that can be read once a key was typed; none while keys are not ours."""
+        return [self._fd] if self._fd is not None and self._before is not None else []
+
+    def read(self, wait_s: float = 0.0) -> str:
+        """Return the keys that have been typed, or are within `wait_s`.
+
+        None are while this process is in the background: a read would stop it.
+        """
+        try:
+            if self._fd is None or not self._claim():
+                time.sleep(wait_s)
+                return ""
+            if not select.select([self._fd], [], [], wait_s)[0]:
+                return ""
+            typed = os.read(self._fd, _MOST_KEYS)
+        except (OSError, termios.error):
+            typed = b""
+        if not typed:  # the terminal is closed
+            self._fd = self._before = None
+        return typed.decode("ascii", "replace")
+
+    def release(self) -> None:
+        """Restore the settings of the terminal, until the next `read`."""
+        before, self._before = self._before, None
+        if self._fd is not None and before is not None and self._is_in_foreground(self._fd):
+            with contextlib.suppress(OSError, termios.error):
+                termios.tcsetattr(self._fd, termios.TCSANOW, before)
+
+    def _claim(self) -> bool:
+        """Set the terminal up, if it is ours: a shell resets it while this process is stopped."""
+        assert self._fd is not None
+        if not self._is_in_foreground(self._fd):
+            return False
+        settings = termios.tcgetattr(self._fd)
+        if settings[_LOCAL_MODES] & (termios.ECHO | termios.ICANON):
+            self._before = termios.tcgetattr(self._fd)
+            settings[_LOCAL_MODES] &= ~(termios.ECHO | termios.ICANON)
+            # At once: output that waits for Ctrl-Q must not hold up the keys.
+            termios.tcsetattr(self._fd, termios.TCSANOW, settings)
+        return True
+
+    @staticmethod
+    def _is_in_foreground(fd: int) -> bool:
+        with contextlib.suppress(OSError):
+            return os.tcgetpgrp(fd) == os.getpgrp()
+        return False
 
 
 class JobControl:
     """The handlers of SIGWINCH and SIGTSTP while a footer may be on the screen."""
 
-    def __init__(self, terminal: Terminal, wake: Callable[[], None]) -> None:
+    def __init__(self, terminal: Terminal, keyboard: Keyboard, wake: Callable[[], None]) -> None:
         """`wake` has the thread that writes call `stop_if_asked`, and draw again."""
-        self._terminal, self._wake = terminal, wake
+        self._terminal, self._keyboard, self._wake = terminal, keyboard, wake
         self._before: dict[int, Any] = {}
         self._writer: threading.Thread | None = None
         self._is_asked = False
@@ -74,32 +145,10 @@ class JobControl:
             self._wake()
             if not self._cleared.wait(_CLEARING_S):
                 self._terminal.forget_footer()
+        self._keyboard.release()
         signal.signal(signal.SIGTSTP, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTSTP)
         # The process stops in `kill`, which returns after `fg`.
         signal.signal(signal.SIGTSTP, self._stopped)
         self._is_asked = False
         self._wake()
-
-
-@contextlib.contextmanager
-def single_keys(pause_s: float) -> Iterator[Callable[[], bytes]]:
-    """Let keys take effect without Enter.
-
-    The block gets a function that waits `pause_s` for a key, and returns b"" if there is none.
-    """
-    fd = sys.stdin.fileno() if sys.stdin is not None and sys.stdin.isatty() else None
-    before = termios.tcgetattr(fd) if fd is not None else None
-
-    def next_key() -> bytes:
-        if fd is None:
-            time.sleep(pause_s)
-            return b""
-        tty.setcbreak(fd, termios.TCSADRAIN)  # each time: a shell resets it while we are stopped
-        return os.read(fd, 1) if select.select([fd], [], [], pause_s)[0] else b""
-
-    try:
-        yield next_key
-    finally:
-        if fd is not None and before is not None:
-            termios.tcsetattr(fd, termios.TCSADRAIN, before)

@@ -2,8 +2,8 @@
 
 The loss comes first and is never cut off. Where the screen is narrow, parts are left out in this
 order: the sparkline, metrics after the second, examples per second, the other metrics; of the
-progress bar first the bar, then the rest of the line is cut; of the tasks the columns in
-`_DROPPED_FIRST`. Where there is not room for all tasks, the first stays, then come those with
+progress bar first the bar, then the rest of the line is cut; of the tasks the same columns as in
+every table of tasks. Where there is not room for all tasks, the first stays, then come those with
 trouble, then the slowest ones; one line counts the others.
 """
 
@@ -38,8 +38,8 @@ from tfcluster.ui.formats import (
 )
 from tfcluster.ui.lines import sanitize_text
 from tfcluster.ui.merged_logs import task_colour
-from tfcluster.ui.panels import describe_end, tasks_grid
-from tfcluster.ui.render import GAP, UNLIMITED, part_lines
+from tfcluster.ui.panels import describe_end, style_of, tasks_grid
+from tfcluster.ui.render import GAP, UNLIMITED, part_texts
 
 LastLine = Callable[[TaskSnapshot], str]
 """Returns the last line of a task's log; called only for lines that are shown."""
@@ -53,15 +53,6 @@ _LEAST_NOTE: Final = 12
 """Columns below which the last line of a log is useless."""
 _TASKS_NAMED: Final = 3
 _COLUMNS: Final = ("task", "state", "step", "steps/s", "memory", "cores", "gpu")
-_DROPPED_FIRST: Final = ("gpu", "cores", "memory", "steps/s")
-_STYLES: Final = {
-    Status.RUNNING: "green", Status.SUCCEEDED: "green", Status.FAILED: "red",
-    Status.TIMED_OUT: "red", Status.LOST: "red",
-}  # fmt: skip
-_STATE_STYLES: Final = {
-    "running": "green", "succeeded": "green", "failed": "bold red", "lost": "bold red",
-    "restarting": "yellow", "stopping": "yellow",
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +127,7 @@ def _header(scene: Scene, columns: int) -> Text:
     status, *others = describe_run(snapshot, scene.now)
     facts = " · ".join([*others, _where(snapshot, scene.this_host)])
     name = cut_to_columns(sanitize_text(snapshot.name), max(columns - cell_len(status) - 7, 8))
-    style = _STYLES.get(snapshot.status, "yellow")
+    style = "green" if snapshot.status is Status.RUNNING else style_of(snapshot.status) or "yellow"
     head = Text.assemble(("── ", "dim"), (name, "bold"), (" · ", "dim"), (status, style))
     rest = cut_to_columns(f" · {facts} ", columns - head.cell_len)
     rule = "─" * (columns - head.cell_len - cell_len(rest))
@@ -238,13 +229,11 @@ def _tasks(scene: Scene, columns: int, rows: int, last_line: LastLine) -> list[T
     if rows < 3 and len(snapshot.tasks) > rows - 1:
         return [Text(count_rest(snapshot, ()))]
     shown = choose_tasks(snapshot, rows - 1)
-    grid = tasks_grid(snapshot, _COLUMNS, tasks=shown, width=columns, dropped_first=_DROPPED_FIRST)
-    head, *others = [Text(_flatten(line)) for line in part_lines(grid, UNLIMITED)]
+    grid = tasks_grid(snapshot, _COLUMNS, tasks=shown).fitted(columns)
+    head, *others = part_texts(grid, UNLIMITED)
     head.stylize("dim")
-    state = grid.widths[0] + GAP
     for task, line in zip(shown, others, strict=True):
-        line.stylize(task_colour(task.task), 0, state)
-        line.stylize(_STATE_STYLES.get(task.state, ""), state, state + grid.widths[1])
+        line.stylize(task_colour(task.task), 0, grid.widths[0])
         if columns - grid.width - GAP >= _LEAST_NOTE:
             line.pad_right(grid.width - line.cell_len)
             note, style = note_task(snapshot, task, last_line)

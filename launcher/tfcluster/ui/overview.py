@@ -14,9 +14,9 @@ from tfcluster.rundir.figures import figures_of
 from tfcluster.rundir.paths import RunPaths, home
 from tfcluster.rundir.registry import run_folders
 from tfcluster.rundir.snapshot import RunSnapshot
-from tfcluster.ui.job_control import JobControl, single_keys
+from tfcluster.ui.job_control import JobControl, Keyboard
 from tfcluster.ui.panels import runs_grid
-from tfcluster.ui.render import part_lines
+from tfcluster.ui.render import part_texts
 from tfcluster.ui.terminal import Terminal
 
 _REFRESH_S: Final = 1.0
@@ -63,17 +63,19 @@ def describe(run: RunSnapshot, *, now: float) -> dict[str, Any]:
 
 def watch(runs: LiveRuns, terminal: Terminal) -> None:
     """Show the table at the bottom of the screen until q or Ctrl-C."""
-    job_control = JobControl(terminal, lambda: None)
+    keyboard = Keyboard()
+    job_control = JobControl(terminal, keyboard, lambda: None)
     job_control.install()
     try:
-        with contextlib.suppress(KeyboardInterrupt), single_keys(_REFRESH_S) as next_key:
+        with contextlib.suppress(KeyboardInterrupt):
             while True:
                 job_control.stop_if_asked()
                 terminal.show_footer(_lines(runs.read(), *terminal.footer_size))
-                if next_key() in (b"q", b"Q"):
+                if "q" in keyboard.read(_REFRESH_S).lower():
                     break
     finally:
         terminal.clear_footer()
+        keyboard.release()
         job_control.restore()
 
 
@@ -82,8 +84,8 @@ def _lines(runs: Sequence[RunSnapshot], columns: int, rows: int) -> list[Text]:
         return [Text("no run is live; q or Ctrl-C leaves", "dim")]
     room = 2 * rows - 2
     shown = runs[-room:]
-    grid = runs_grid(shown, now=time.time(), width=columns, live=True)
-    lines = [Text(line) for line in part_lines(grid, columns)[: room + 1]]
+    grid = runs_grid(shown, now=time.time(), live=True)
+    lines = part_texts(grid, columns)[: room + 1]
     lines[0].stylize("dim")
     if len(runs) > len(shown):
         lines.append(Text(f"and {len(runs) - len(shown):,} older runs", "dim"))

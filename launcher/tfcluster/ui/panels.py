@@ -16,7 +16,6 @@ from tfcluster.rundir.states import Status
 from tfcluster.ui import history
 from tfcluster.ui.figure_text import describe_results, format_epoch, format_metrics, format_step
 from tfcluster.ui.formats import (
-    cut_to_columns,
     format_bytes,
     format_duration,
     format_exit,
@@ -24,18 +23,23 @@ from tfcluster.ui.formats import (
     format_large_rate,
     format_rate,
     format_value,
+    keep_whole,
     plural,
 )
-from tfcluster.ui.render import GAP, UNLIMITED, Facts, Grid, Panel, Part, Verbatim
+from tfcluster.ui.render import Facts, Grid, Panel, Part, Verbatim
 
 _MAX_TRIALS = 12
 _MAX_TRIAL_REASON = 60
 _RIGHT_OF_RUNS = ("TASKS", "EPOCH", "STEP", "LOSS")
-_DROPPED_FIRST = ("EPOCH", "LOSS")
+_DROPPED_FIRST = ("EPOCH", "LOSS", "STEP", "TASKS", "STARTED")
 _RIGHT_OF_LIVE_RUNS = ("TASKS", "EPOCH", "LOSS", "EXAMPLES/S", "STEPS/S", "MEMORY", "CORES")
 _LIVE_DROPPED_FIRST = ("CORES", "MEMORY", "TASKS", "ETA", "EPOCH", "STEPS/S", "EXAMPLES/S")
 _RIGHT_OF_TASKS = (
     "attempt", "pid", "ran", "step", "steps/s", "memory", "peak memory", "cores", "gpu",
+)  # fmt: skip
+_TASKS_DROPPED_FIRST = (
+    "pid", "address", "GPUs", "gpu", "cores", "memory", "peak memory", "attempt", "metrics",
+    "steps/s", "ran", "step",
 )  # fmt: skip
 ENDS = ("task", "end", "ran", "step", "steps/s", "peak memory")
 """The columns of a run's tasks in its summary."""
@@ -44,8 +48,11 @@ STATES = (
     "GPUs", "metrics", "where",
 )  # fmt: skip
 """The columns of a run's tasks in `status`."""
-_MIN_REASON_COLUMNS = 20
-"""Columns below which a reason cut to fit is useless."""
+_STYLES = {"good": "green", "bad": "red", "warn": "yellow", "plain": ""}
+_STATE_STYLES = {
+    "running": "green", "succeeded": "green", "failed": "bold red", "lost": "bold red",
+    "restarting": "yellow", "stopping": "yellow",
+}  # fmt: skip
 LARGE_HOME_BYTES = 10_000_000_000
 """Size of all runs together above which the summary suggests `prune`."""
 
@@ -67,8 +74,8 @@ def closing_panel(
         *describe_results(snapshot),
         *history.list_facts(snapshot),
         *_places(snapshot, paths),
-        ("load it", load_hint),
-        ("curves", f"tfcluster tensorboard {snapshot.run[-4:]}" if has_curves else ""),
+        ("load it", keep_whole(load_hint)),
+        ("curves", _curves_command(snapshot) if has_curves else ""),
     )
     parts: list[Part] = [tasks_grid(snapshot), facts, *trial_table(snapshot), *_notes(snapshot)]
     if home_bytes is not None and home_bytes > LARGE_HOME_BYTES:
@@ -95,7 +102,7 @@ def root_cause_panel(
     if last_lines:
         parts += [f"last {plural(len(last_lines), 'line')} of {task}:", Verbatim(tuple(last_lines))]
     if log := history.log_of_cause(snapshot):
-        parts.append(f"whole log: {paths.root / log}")
+        parts.append(f"whole log: {keep_whole(str(paths.root / log))}")
     return Panel(f"root cause: {task}{', ' + how if how else ''}", tuple(parts), "bad")
 
 
@@ -124,9 +131,9 @@ def status_panel(
         ("nodes", ", ".join(f"{n} is lost" for n, s in snapshot.nodes.items() if s == "lost")),
         *describe_results(snapshot),
         *history.list_facts(snapshot),
-        ("spec", snapshot.spec),
+        ("spec", keep_whole(snapshot.spec or "")),
         *_places(snapshot, paths),
-        ("curves", f"tfcluster tensorboard {snapshot.run[-4:]}" if has_curves else ""),
+        ("curves", _curves_command(snapshot) if has_curves else ""),
     )
     parts: list[Part] = [facts, tasks_grid(snapshot, STATES, now=now)]
     parts += trial_table(snapshot, now=None if snapshot.status.is_final else now)
@@ -139,14 +146,9 @@ def runs_grid(
     *,
     now: float,
     this_host: str | None = None,
-    width: int | None = None,
     live: bool = False,
 ) -> Grid:
-    """Return the table of `ps` or, with `live`, the one of `top`; newest run last.
-
-    Columns are left out until it fits into `width`. Reasons of failures, and of waiting in a queue,
-    are cut to the room beside the other columns.
-    """
+    """Return the table of `ps` or, with `live`, the one of `top`; newest run last."""
     figures = {run.run: figures_of(run) for run in snapshots}
 
     def figure(text: Callable[[Figures], object]) -> Callable[[RunSnapshot], object]:
@@ -166,6 +168,7 @@ def runs_grid(
         "STEP": figure(lambda known: format_known(known.step, "{:,}".format)),
         "LOSS": loss,
         "STARTED": lambda run: f"{format_duration(now - run.started_at)} ago",
+        "REASON": lambda run: history.format_short_reason(run, now),
     }
     if live:
         columns = {
@@ -182,15 +185,19 @@ def runs_grid(
             "MEMORY": figure(lambda known: format_known(known.rss_bytes, format_bytes)),
             "CORES": figure(lambda known: format_known(known.cores, "{:.1f}".format)),
         }
-    dropped = _LIVE_DROPPED_FIRST if live else _DROPPED_FIRST
-    right = _RIGHT_OF_LIVE_RUNS if live else _RIGHT_OF_RUNS
-    grid = Grid.of(snapshots, columns, right, width=width, dropped_first=dropped)
-    room = UNLIMITED if width is None else width - grid.width - GAP
-    if live or room < _MIN_REASON_COLUMNS:
-        return grid
-    kept = {name: cell for name, cell in columns.items() if name in grid.headers}
-    kept["REASON"] = lambda run: cut_to_columns(history.format_short_reason(run, now), room)
-    return Grid.of(snapshots, kept, right)
+    return Grid.of(
+        snapshots,
+        columns,
+        _RIGHT_OF_LIVE_RUNS if live else _RIGHT_OF_RUNS,
+        dropped_first=_LIVE_DROPPED_FIRST if live else _DROPPED_FIRST,
+        cut="NAME" if live else "REASON",
+        styles={"STATUS": lambda run: style_of(run.status)},
+    )
+
+
+def style_of(status: Status) -> str:
+    """Return the style of a run's status: red once it has failed, yellow while it waits."""
+    return _STYLES[_tone(status)]
 
 
 def _format_speed(figures: Figures, unit: str) -> str:
@@ -246,13 +253,11 @@ def tasks_grid(
     *,
     now: float | None = None,
     tasks: Sequence[TaskSnapshot] | None = None,
-    width: int | None = None,
-    dropped_first: Sequence[str] = (),
 ) -> Grid:
     """Return the table of a run's tasks with the columns `names`, as far as they have values.
 
     `now`: seconds since the epoch, None for a run that has ended; `tasks`: those to show, by
-    default all; `width` and `dropped_first` as in `Grid.of`.
+    default all.
     """
     known: dict[str, Callable[[TaskSnapshot], object]] = {
         "task": lambda task: task.task,
@@ -272,9 +277,14 @@ def tasks_grid(
         "metrics": lambda task: format_metrics(task.metrics, 3, gap=" "),
         "where": lambda task: (snapshot.stall or {}).get("tasks", {}).get(task.task),
     }
-    columns = {name: known[name] for name in names}
-    shown = snapshot.tasks if tasks is None else tasks
-    return Grid.of(shown, columns, _RIGHT_OF_TASKS, width=width, dropped_first=dropped_first)
+    return Grid.of(
+        snapshot.tasks if tasks is None else tasks,
+        {name: known[name] for name in names},
+        _RIGHT_OF_TASKS,
+        dropped_first=_TASKS_DROPPED_FIRST,
+        cut="where",
+        styles=dict.fromkeys(("state", "end"), lambda task: _STATE_STYLES.get(task.state, "")),
+    )
 
 
 def describe_end(task: TaskSnapshot) -> str:
@@ -356,9 +366,13 @@ def _places(snapshot: RunSnapshot, paths: RunPaths) -> tuple[tuple[str, str], ..
     logs = paths.attempt_logs(snapshot.attempt) if snapshot.attempt else paths.logs
     where = ""
     for newest in snapshot.checkpoints[-1:]:
-        path = str(paths.root / newest["path"])
+        path = keep_whole(str(paths.root / newest["path"]))
         where = " in ".join(filter(None, [history.format_checkpoint(newest), path]))
-    return ("logs", str(logs)), ("checkpoint", where)
+    return ("logs", keep_whole(str(logs))), ("checkpoint", where)
+
+
+def _curves_command(snapshot: RunSnapshot) -> str:
+    return keep_whole(f"tfcluster tensorboard {snapshot.run[-4:]}")
 
 
 def _closing_title(snapshot: RunSnapshot) -> str:
@@ -371,7 +385,9 @@ def _closing_title(snapshot: RunSnapshot) -> str:
 def _tone(status: Status) -> str:
     if status is Status.SUCCEEDED:
         return "good"
-    waits = (Status.STALLED, Status.SUSPENDED, Status.STOPPING, Status.RESTARTING)
+    waits = (
+        Status.QUEUED, Status.STALLED, Status.SUSPENDED, Status.STOPPING, Status.RESTARTING,
+    )  # fmt: skip
     if status in (*waits, Status.INTERRUPTED):
         return "warn"
     return "bad" if status.is_final else "plain"

@@ -24,7 +24,7 @@ from tfcluster.plans.plan import (
 from tfcluster.plans.tf_config import preview
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.typed_json import object_to_json
-from tfcluster.ui.formats import plural
+from tfcluster.ui.formats import keep_whole, plural
 from tfcluster.ui.history import format_resume
 from tfcluster.ui.lines import sanitize_text
 from tfcluster.ui.render import Facts, Grid, Panel, Part, Verbatim, part_lines
@@ -130,7 +130,7 @@ def start_panel(
         ("strategy", format_strategy(plan)),
         ("open ports", describe_ports(plan, listening) if listening else None),
         ("elsewhere", join_first(others, _MAX_LISTED) if others else None),
-        ("folder", str(paths.root)),
+        ("folder", keep_whole(str(paths.root))),
         ("resumes", format_resume(*resumes) if resumes else None),
     )
     parts: list[Part] = [facts, _start_grid(plan)]
@@ -197,7 +197,7 @@ def format_interpreter(python: Interpreter) -> str:
     """Return a Python's path and why it was chosen, and its versions on a second line."""
     versions = [f"Python {python.version}"] if python.version else []
     versions += [f"{_LABELS[n]} {python.packages[n]}" for n in _LABELS if n in python.packages]
-    line = f"{python.path} ({python.why})"
+    line = f"{keep_whole(python.path)} ({python.why})"
     return f"{line}\n{', '.join(versions)}" if versions else line
 
 
@@ -250,14 +250,14 @@ def _facts(plan: Plan) -> Facts:
     is_plain = plan.kind == "plain"
     return Facts.of(
         ("name", plan.name),
-        ("spec", plan.spec_path),
+        ("spec", keep_whole(plan.spec_path or "")),
         ("strategy", "none: plain tasks form no cluster" if is_plain else format_strategy(plan)),
         ("open ports", describe_listeners(plan) if plan.listening else None),
         ("image", ", ".join(plan.images)),
         *_workdirs(plan),
         *_pythons(plan),
         *_commands(plan),
-        *(("prepare", join(command.argv)) for command in list(plan.prepare.values())[:1]),
+        *(("prepare", keep_whole(join(c.argv))) for c in list(plan.prepare.values())[:1]),
     )
 
 
@@ -270,7 +270,7 @@ def _commands(plan: Plan) -> Iterator[tuple[str, str]]:
     for command, same in tasks.items():
         names = join_first([task.id for task in same], _MAX_NAMES)
         label = "command" if command == usual else f"command of {names}"
-        yield label, join(same[0].command.argv)
+        yield label, keep_whole(join(same[0].command.argv))
 
 
 def _normalize_command(task: TaskPlan) -> str:
@@ -286,16 +286,16 @@ def _workdirs(plan: Plan) -> Iterator[tuple[str, str]]:
     """Yield the folder on this machine, and one row for its copies on other machines."""
     remote = [node for node in plan.nodes if node.name != LOCAL]
     for workdir in dict.fromkeys(n.workdir for n in plan.nodes if n.name == LOCAL):
-        yield "workdir", workdir
+        yield "workdir", keep_whole(workdir)
     if remote and len(remote) == len(plan.nodes):
-        yield "workdir", plan.workdir
+        yield "workdir", keep_whole(plan.workdir)
     placeholder = "NODE" if len(remote) > 1 else ""
     copies = (
         remote_paths.rename_node(node.workdir, node.name, placeholder or node.name)
         for node in remote
     )
     for copy in dict.fromkeys(copies):
-        yield "its copy" if len(remote) == 1 else "its copies", copy
+        yield "its copy" if len(remote) == 1 else "its copies", keep_whole(copy)
 
 
 def _pythons(plan: Plan) -> Iterator[tuple[str, str]]:
@@ -324,9 +324,9 @@ def _task_grid(plan: Plan) -> Grid:
 def _workdir_and_copies(plan: Plan) -> str:
     """Return the folder of the code on this machine, and where copies of it are used."""
     if all(node.is_here for node in plan.nodes):
-        return ", ".join(sorted({node.workdir for node in plan.nodes}))
+        return ", ".join(keep_whole(path) for path in sorted({n.workdir for n in plan.nodes}))
     where = "in each container" if plan.images else "on each host that does not share it"
-    return f"{plan.workdir}, a copy {where}"
+    return f"{keep_whole(plan.workdir)}, a copy {where}"
 
 
 def _manual_starts(plan: Plan, paths: RunPaths) -> list[Part]:

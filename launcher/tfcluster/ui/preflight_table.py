@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
 from rich.text import Text
 
 from tfcluster.errors import join_first
@@ -19,34 +17,32 @@ from tfcluster.preflight.preflight_report import (
 from tfcluster.preflight.rules import VERSIONS, format_gpus
 from tfcluster.ui.formats import format_bytes, plural
 from tfcluster.ui.lines import sanitize_text
-from tfcluster.ui.render import UNLIMITED, Grid, part_lines
+from tfcluster.ui.render import UNLIMITED, Grid, part_lines, part_texts
 from tfcluster.ui.terminal import Painted, draw
 
 _MAX_NODES = 8
 _MAX_INTERFACES = 4
-_MIN_NODE_WIDTH = 26
-"""Columns of the screen below which a node's cells would wrap after every word."""
 
 
 def format_report(report: PreflightReport, *, width: int | None, colours: bool) -> Painted:
     """Return all values, problems in red with what to do, and a last line that counts problems.
 
-    `width`: columns of the screen; None without a screen, then nothing is wrapped.
+    `width`: columns of the screen, None without one. What to do is not wrapped, to be copied.
     """
     nodes = _nodes_to_show(report)
-    if width is not None and 14 + _MIN_NODE_WIDTH * len(nodes) <= width:
-        table = _screen(report, nodes, width, colours=colours)
-        rest = [finding for finding in report.findings if finding.node not in nodes]
-    else:
-        table, rest = _plain(report, nodes, width or UNLIMITED), list(report.findings)
     others = len(report.nodes) - len(nodes)
     more = [f"{plural(others, 'other node')}: OK", ""] if others else []
-    findings = [sanitize_text(_format_finding(finding)) for finding in rest]
+    findings = [
+        Text(sanitize_text(_format_finding(finding)), style=_style(finding))
+        for finding in report.findings
+    ]
     notes = [*map(sanitize_text, report.notes)]
     speeds = _format_all_reduces(report.all_reduces)
-    ends = [*([""] if rest else []), *speeds, *notes, _summary(report)]
-    parts = [table, "", *more, *findings, *ends]
-    return Painted("\n".join(parts))
+    ends = [*([""] if findings else []), *speeds, *notes, _summary(report)]
+    table = _table(report, nodes, width or UNLIMITED)
+    lines = [*table, Text(), *map(Text, more), *findings, *map(Text, ends)]
+    text = Text("\n", no_wrap=True).join(lines)
+    return draw(text, width or UNLIMITED, colours=True) if colours else Painted(text.plain)
 
 
 def _nodes_to_show(report: PreflightReport) -> list[str]:
@@ -68,6 +64,10 @@ def _format_finding(finding: Finding) -> str:
     kind = "" if finding.is_fatal else "note: "
     fix = f"\n  → {finding.fix}" if finding.fix else ""
     return f"{kind}{finding.node}: {finding.what}{fix}"
+
+
+def _style(finding: Finding) -> str:
+    return "red" if finding.is_fatal else "yellow"
 
 
 def _format_all_reduces(measured: Sequence[MeasuredAllReduce]) -> list[str]:
@@ -199,16 +199,18 @@ def _rows(
             yield check, cells
 
 
-def _plain(report: PreflightReport, nodes: Sequence[str], width: int) -> str:
+def _table(report: PreflightReport, nodes: Sequence[str], width: int) -> list[Text]:
     """Return the values, with a mark at each problem; one node after another if it is narrow."""
     rows = [(check, [_mark_cell(*cell) for cell in cells]) for check, cells in _rows(report, nodes)]
-    grid = Grid(("", *nodes), tuple((check, *cells) for check, cells in rows))
-    lines = part_lines(grid, UNLIMITED)
-    if max(map(len, lines)) > width:
-        by_node = zip(nodes, *(cells for _, cells in rows), strict=True)
-        grid = Grid(("", *(check for check, _ in rows)), tuple(by_node))
-        lines = part_lines(grid, width)
-    return "\n".join(lines)
+    styles = tuple(
+        ("dim", *(_style_cell(found) for _, found in cells)) for _, cells in _rows(report, nodes)
+    )
+    by_check = tuple((check, *cells) for check, cells in rows)
+    lines = part_texts(Grid(("", *nodes), by_check, styles=styles), UNLIMITED)
+    if max(line.cell_len for line in lines) <= width:
+        return lines
+    by_node = zip(nodes, *(cells for _, cells in rows), strict=True)
+    return part_texts(Grid(("", *(check for check, _ in rows)), tuple(by_node)), width)
 
 
 def _mark_cell(value: str, findings: Sequence[Finding]) -> str:
@@ -218,22 +220,5 @@ def _mark_cell(value: str, findings: Sequence[Finding]) -> str:
     return f"{value} {mark}".lstrip()
 
 
-def _screen(report: PreflightReport, nodes: Sequence[str], width: int, *, colours: bool) -> str:
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("")
-    for node in nodes:
-        table.add_column(Text(sanitize_text(node)), overflow="fold")
-    for check, cells in _rows(report, nodes):
-        table.add_row(Text(check, style="dim"), *(_screen_cell(*cell) for cell in cells))
-    lines = draw(table, width, colours=colours).rstrip().split("\n")
-    return "\n".join(lines if lines[0].strip() else lines[1:])
-
-
-def _screen_cell(value: str, findings: Sequence[Finding]) -> Text:
-    text = Text(sanitize_text(value) if not findings else "")
-    for finding in findings:
-        tone = "red" if finding.is_fatal else "yellow"
-        fix = f"→ {finding.fix}\n" if finding.fix else ""
-        text.append(sanitize_text(f"{finding.what}\n{fix}"), style=tone)
-    text.rstrip()
-    return text
+def _style_cell(findings: Sequence[Finding]) -> str:
+    return min(map(_style, findings), default="")  # red comes before yellow

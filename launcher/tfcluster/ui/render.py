@@ -7,12 +7,12 @@ paths and commands have to stay whole to be copied.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from rich.text import Text
 
-from tfcluster.ui.formats import wrap_words
+from tfcluster.ui.formats import cut_middle, cut_to_columns, wrap_words
 from tfcluster.ui.lines import sanitize_text
 from tfcluster.ui.terminal import Painted, Stream, Terminal, draw
 
@@ -20,6 +20,8 @@ _Item = TypeVar("_Item")
 GAP = 2
 UNLIMITED = 100_000
 """The width in columns of what is not a screen."""
+_LEAST_CUT = 20
+"""Columns below which a text cut to fit is useless."""
 _TONES = {"plain": "cyan", "good": "green", "bad": "red", "warn": "yellow"}
 
 
@@ -41,12 +43,21 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """A table; if it is wider than the screen, every row becomes a small list of facts."""
+    """A table. Where it is too wide for a screen, it is `fitted`.
+
+    If that is not enough, every row becomes a small list of facts.
+    """
 
     headers: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     right_aligned: frozenset[str] = frozenset()
     """Headers of the right-aligned columns."""
+    dropped_first: tuple[str, ...] = ()
+    """Headers of the columns that a narrow screen does without, the least important one first."""
+    cut: str = ""
+    """The header of the column whose texts may be cut at their end."""
+    styles: tuple[tuple[str, ...], ...] = ()
+    """The style of each cell of `rows`, such as ``bold red``; empty where no cell has one."""
 
     @classmethod
     def of(
@@ -55,25 +66,74 @@ class Grid:
         columns: Mapping[str, Callable[[_Item], object]],
         right_aligned: Iterable[str] = (),
         *,
-        width: int | None = None,
-        dropped_first: Sequence[str] = (),
+        dropped_first: Iterable[str] = (),
+        cut: str = "",
+        styles: Mapping[str, Callable[[_Item], str]] | None = None,
     ) -> Grid:
         """Return a table of `items`, without columns in which all cells are empty or None.
 
-        As long as it is wider than `width`, columns are left out in the order of `dropped_first`.
+        `styles`: header → the style of an item's cell.
         """
         cells_of = {
             header: ["" if (value := cell(item)) is None else str(value) for item in items]
             for header, cell in columns.items()
         }
         kept = {header: cells for header, cells in cells_of.items() if any(cells)}
-        for header in (*dropped_first, ""):
-            rows = tuple(zip(*kept.values(), strict=True))
-            grid = cls(tuple(kept), rows, frozenset(right_aligned))
-            if width is None or grid.width <= width:
+        style_of = {header: (styles or {}).get(header) for header in kept}
+        return cls(
+            tuple(kept),
+            tuple(zip(*kept.values(), strict=True)),
+            frozenset(right_aligned),
+            tuple(dropped_first),
+            cut,
+            tuple(tuple(of(item) if of else "" for of in style_of.values()) for item in items),
+        )
+
+    def fitted(self, width: int) -> Grid:
+        """Return the table in `width` columns, if it can be made to fit.
+
+        Columns are left out in the order of `dropped_first`; then `cut` gets what room there is;
+        then the texts of the first column are cut in their middle.
+        """
+        grid = self
+        for header in self.dropped_first:
+            if grid._room_for(grid.cut, width) >= grid._least(grid.cut):
                 break
-            kept.pop(header, None)
+            grid = grid._without(header)
+        if self.cut:
+            grid = grid._shortened(self.cut, width, cut_to_columns)
+            grid = grid._shortened(self.headers[0], width, cut_middle)
         return grid
+
+    def _room_for(self, header: str, width: int) -> int:
+        """Return how many of `width` columns the others leave for the column of `header`."""
+        return width - self.width + self._width_of(header)
+
+    def _least(self, header: str) -> int:
+        return min(self._width_of(header), _LEAST_CUT)
+
+    def _width_of(self, header: str) -> int:
+        return self.widths[self.headers.index(header)] if header in self.headers else 0
+
+    def _without(self, header: str) -> Grid:
+        if header not in self.headers:
+            return self
+        place = self.headers.index(header)
+
+        def rest(cells: tuple[str, ...]) -> tuple[str, ...]:
+            return cells[:place] + cells[place + 1 :]
+
+        rows, styles = tuple(map(rest, self.rows)), tuple(map(rest, self.styles))
+        return replace(self, headers=rest(self.headers), rows=rows, styles=styles)
+
+    def _shortened(self, header: str, width: int, cut: Callable[[str, int], str]) -> Grid:
+        """Return the table with the texts of one column cut to the room in `width`."""
+        room = max(self._room_for(header, width), self._least(header))
+        if header not in self.headers or room >= self._width_of(header):
+            return self
+        place = self.headers.index(header)
+        rows = ((*row[:place], cut(row[place], room), *row[place + 1 :]) for row in self.rows)
+        return replace(self, rows=tuple(rows))
 
     @property
     def widths(self) -> list[int]:
@@ -121,7 +181,9 @@ def stdout_text(thing: Panel | Part, terminal: Terminal) -> str:
     width = terminal.stdout.width() or UNLIMITED
     if isinstance(thing, Panel):
         return _render(thing, terminal, terminal.stdout, width)
-    return "\n".join(part_lines(thing, width))
+    if not terminal.has_colour(terminal.stdout):
+        return "\n".join(part_lines(thing, width))
+    return draw(Text("\n", no_wrap=True).join(part_texts(thing, width)), width, colours=True)
 
 
 def _render(panel: Panel, terminal: Terminal, stream: Stream, width: int) -> str:
@@ -148,7 +210,7 @@ def screen_text(panel: Panel, width: int, *, colours: bool) -> Painted:
     lines = [Text.assemble((title, f"bold {tone}"), (rule, tone))]
     for part in panel.parts:
         if not isinstance(part, Facts):
-            lines += [Text(f"  {line}".rstrip()) for line in part_lines(part, width - 2)]
+            lines += [Text("  ").append_text(line) for line in part_texts(part, width - 2)]
             continue
         for has_name, line in _facts(part, width - 2):
             lines.append(Text(f"  {sanitize_text(line)}".rstrip()))
@@ -159,16 +221,21 @@ def screen_text(panel: Panel, width: int, *, colours: bool) -> Painted:
 
 def part_lines(part: Part, width: int) -> list[str]:
     """Return a part as sanitized lines of at most `width` columns; longer words stay whole."""
+    return [line.plain for line in part_texts(part, width)]
+
+
+def part_texts(part: Part, width: int) -> list[Text]:
+    """Return the lines of `part_lines` with the styles of their cells."""
     match part:
         case Facts():
             lines = [line for _, line in _facts(part, width)]
         case Grid():
-            lines = _grid(part, width)
+            return _grid(part, width)
         case Verbatim():
             lines = list(part.lines)
         case text:
             lines = wrap_words(text, width)
-    return [sanitize_text(line) for line in lines]
+    return [Text(sanitize_text(line)) for line in lines]
 
 
 def _facts(facts: Facts, width: int) -> Iterator[tuple[bool, str]]:
@@ -185,20 +252,29 @@ def _facts(facts: Facts, width: int) -> Iterator[tuple[bool, str]]:
             yield from ((False, " " * column + row) for row in others)
 
 
-def _grid(grid: Grid, width: int) -> list[str]:
+def _grid(grid: Grid, width: int) -> list[Text]:
+    rows = tuple(tuple(map(sanitize_text, row)) for row in grid.rows)
+    whole = replace(grid, headers=tuple(map(sanitize_text, grid.headers)), rows=rows)
+    grid = whole.fitted(width) if whole.width > width else whole
     if grid.width > width:
-        return _stacked(grid, width)
+        return [*map(Text, _stacked(whole, width))]
     widths = grid.widths
 
-    def line(cells: Sequence[str]) -> str:
-        shaped = (
+    def line(cells: Sequence[str], styles: Sequence[str]) -> Text:
+        shaped = [
             cell.rjust(size) if header in grid.right_aligned else cell.ljust(size)
             for header, cell, size in zip(grid.headers, cells, widths, strict=True)
-        )
-        return (" " * GAP).join(shaped).rstrip()
+        ]
+        text = Text((" " * GAP).join(shaped))
+        for place, style in enumerate(styles):
+            start = sum(map(len, shaped[:place])) + GAP * place
+            text.stylize(style, start, start + len(shaped[place].rstrip()))
+        text.rstrip()
+        return text
 
-    head = [grid.headers] if any(grid.headers) else []
-    return [line(cells) for cells in (*head, *grid.rows)]
+    head = [line(grid.headers, ())] if any(grid.headers) else []
+    styles = grid.styles or ((),) * len(grid.rows)
+    return head + [line(*row) for row in zip(grid.rows, styles, strict=True)]
 
 
 def _stacked(grid: Grid, width: int) -> list[str]:

@@ -16,14 +16,17 @@ from tfcluster.rundir.figures import figures_of
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.series import History, read_history
 from tfcluster.rundir.snapshot import RunSnapshot, to_json_numbers
+from tfcluster.rundir.states import Status
 from tfcluster.ui import history
 from tfcluster.ui.formats import (
+    cut_to_columns,
     format_bytes,
     format_duration,
     format_known,
     format_large_rate,
     format_value,
 )
+from tfcluster.ui.panels import style_of
 from tfcluster.ui.render import Grid
 from tfcluster.web.run_data import RunFiles, read_files
 
@@ -107,7 +110,7 @@ class Comparison:
     """A short name for each run, the same nowhere twice."""
     numbers: tuple[Row, ...]
     circumstances: tuple[Row, ...]
-    """The reasons, times and hosts, for which only the page has the room."""
+    """The reasons, times and hosts; only the page has the room for all of them."""
     settings: tuple[Row, ...]
     """The fields of the specs, and the versions."""
 
@@ -152,11 +155,16 @@ class Comparison:
         return [self._table((run,), _CUTS[-1]) for run in runs]
 
     def _table(self, runs: Sequence[int], most: int) -> Grid:
-        rows = (*self.numbers, *self.differences)
+        status, *numbers = self.numbers
+        reasons = [row for row in self.circumstances if row.name == "reason"]
+        rows = (status, *reasons, *numbers, *self.differences)
         cells = [
-            (_ending(r.name, 28), *(_ending(r.values[run], most) for run in runs)) for r in rows
+            (_ending(r.name, 28), *(_cut(r.name, r.values[run], most) for run in runs))
+            for r in rows
         ]
-        return Grid(("", *(_ending(self.labels[run], most) for run in runs)), tuple(cells))
+        headers = ("", *(_ending(self.labels[run], most) for run in runs))
+        styles = (("", *(_style(self.statuses[run]) for run in runs)), *((),) * (len(rows) - 1))
+        return Grid(headers, tuple(cells), styles=styles)
 
 
 def compare(runs: Sequence[RunPaths], *, now: float) -> Comparison:
@@ -177,6 +185,15 @@ def compare(runs: Sequence[RunPaths], *, now: float) -> Comparison:
             for name in dict.fromkeys(chain.from_iterable(settings))
         ),
     )
+
+
+def _cut(name: str, value: str, most: int) -> str:
+    """Return a value in `most` characters; a reason begins with what matters."""
+    return cut_to_columns(value, most) if name == "reason" else _ending(value, most)
+
+
+def _style(status: str) -> str:
+    return style_of(Status(status)) if status in {*Status} else ""
 
 
 def _ending(text: str, most: int) -> str:

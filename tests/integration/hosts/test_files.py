@@ -149,7 +149,7 @@ def test_a_host_whose_disk_hangs_is_reported_and_not_waited_for_forever(office: 
     why = f"{host.address} has answered nothing about its files for 8 s: its disk or a file server"
     assert f"ckpt-7 was not gathered: {why}" in said
     assert "not everything was copied: " not in said
-    fetch = f"the checkpoints of worker:0 are on {host.address}: scp -r {host.address}:"
+    fetch = f"the checkpoints of worker:0 are on {host.address}: `scp -r {host.address}:"
     assert fetch in said
     folder = said.partition(fetch)[2].split()[0].replace(str(Path("~").expanduser()), "")
     assert size(Path(f"{host.root}{folder}/ckpt-7.data-00000-of-00001")) == 60 << 20

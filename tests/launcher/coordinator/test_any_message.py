@@ -42,7 +42,7 @@ from tfcluster.ui.event_lines import format_event
 from tfcluster.ui.figure_text import Trend, draw_trend
 from tfcluster.ui.live_panel import Scene, draw_frame, format_status_line
 from tfcluster.ui.panels import closing_panel, root_cause_panel, runs_grid, status_panel
-from tfcluster.ui.render import plain_text
+from tfcluster.ui.render import part_lines, plain_text
 
 EXAMPLES = int(os.environ.get("TFCLUSTER_FUZZ", "60"))
 TASK = {"task": "worker:1", "attempt": 1}
@@ -147,7 +147,7 @@ def require_readable(ended: Ended) -> None:
     trend.note(scene.figures, now=1e9)
     assert draw_frame(scene, 80, 12, lambda task: "")
     assert draw_trend(trend.samples, 9) == ""
-    assert runs_grid([state], now=1e9, width=80, live=True).rows
+    assert part_lines(runs_grid([state], now=1e9, live=True), 80)
 
 
 WRONG: tuple[Any, ...] = (

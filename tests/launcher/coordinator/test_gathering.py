@@ -185,7 +185,7 @@ def test_remote_checkpoints_that_are_not_gathered_but_needed_are_kept_and_report
     (*events,) = asyncio.run(run_gathering.finish())
 
     assert run_gathering.is_incomplete is stays
-    words = "the checkpoints of worker:0 are on local: copy /there/worker-0 from local"
+    words = "the checkpoints of worker:0 are on local: `copy /there/worker-0 from local`"
     assert [event.facts()["message"] for event in events] == [words] * stays
 
 

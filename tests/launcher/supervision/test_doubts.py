@@ -97,13 +97,13 @@ def test_what_tfcluster_stops_and_what_fails_is_not_doubtful() -> None:
 @pytest.mark.parametrize(
     ("reported", "words"),
     [
-        (doubt("fit"), "worker:1 had left `fit` at step 96 of 320"),
+        (doubt("fit"), "left `fit` at step 96 of 320"),
         (
             doubt("fit", **RAISED),
-            "worker:1 had left `fit` at step 96 of 320 with KeyError: 'std' (a.py:13)",
+            "left `fit` at step 96 of 320 with KeyError: 'std' (a.py:13)",
         ),
-        (doubt("fit", **EXITED), "worker:1 had left `fit` at step 96 of 320 with sys.exit"),
-        (None, "worker:1 had stopped training at step 96 of 320"),
+        (doubt("fit", **EXITED), "left `fit` at step 96 of 320 with sys.exit"),
+        (None, "stopped training at step 96 of 320"),
     ],
 )
 def test_the_worker_that_left_its_training_is_to_blame_and_not_who_waited_for_it(
@@ -131,7 +131,7 @@ def test_a_worker_that_never_trained_is_to_blame() -> None:
     replay.exits("worker:0", 1, error=LOST_PEER).gather()
     assert replay.cause()["task"] == "worker:1"
     assert replay.cause()["reason"] == (
-        "worker:1 had not trained and ended with exit code 0; worker:0 waited for it (train.py:17)"
+        "did not train and ended with exit code 0; worker:0 waited for it (train.py:17)"
     )
 
 

@@ -152,8 +152,7 @@ def test_a_late_worker_that_waits_for_the_chief_fails_the_run() -> None:
     replay.exits("worker:0").after(61).ended("worker:1")
     assert replay.outcome() == (Status.FAILED, 1)
     assert replay.cause()["reason"] == (
-        "worker:0 had ended; worker:1 still trained (train.py:20 `model.fit`): step 9 of 12 against"
-        " 9"
+        "still trained (train.py:20 `model.fit`) after worker:0 had ended: step 9 of 12 against 9"
     )
 
 
@@ -167,7 +166,7 @@ def test_a_chief_that_left_its_training_is_to_blame_and_not_who_waits_for_it() -
     assert replay.outcome() == (Status.FAILED, 1)
     assert (replay.cause()["task"], replay.cause()["exit_code"]) == ("worker:0", 0)
     assert replay.cause()["reason"] == (
-        "worker:0 had left `fit` at step 9 of 12 with sys.exit and ended with exit code 0; worker:1"
+        "left `fit` at step 9 of 12 with sys.exit and ended with exit code 0; worker:1"
         " waited for it (train.py:20 `model.fit`)"
     )
 

@@ -199,12 +199,19 @@ KERAS_2 = (
             "assertion failed: [label too big]\n\t [[IteratorGetNext]] (main.py:10)",
         ),
         (
+            "Graph execution error:\n\nDetected at node A defined at (most recent call last):\n"
+            "<stack traces unavailable>\n2 root error(s) found.\n  (0) INVALID_ARGUMENT:  no axis\n"
+            "\t [[{{node A}}]]\n  (1) CANCELLED: stopped\n0 successful operations.\n"
+            "0 derived errors ignored. [Op:__inference_step_1]",
+            "no axis\n\t [[{{node A}}]]\n  (1) CANCELLED: stopped (main.py:10)",
+        ),
+        (
             'in user code:\n\n    File "/job/main.py", line 29, in step  *\n        return a @ b\n'
             '    File "/tmp/x.py", line 2, in b\n        raise\n\n    ValueError: no such axis\n',
             "no such axis (main.py:10)",
         ),
     ],
-    ids=["Keras 3", "Keras 2", "gRPC", "gRPC of 2.21", "no stack", "AutoGraph"],
+    ids=["Keras 3", "Keras 2", "gRPC", "gRPC of 2.21", "no stack", "several errors", "AutoGraph"],
 )
 def test_noise_of_keras_and_grpc_is_removed(message: str, shortened: str) -> None:
     assert log_errors.shorten(message, place="(main.py:10)") == shortened
@@ -221,6 +228,20 @@ def test_an_exception_without_a_message_is_described_by_its_line() -> None:
     reported = Failure("w", 1, None, error={**error, "traceback": traceback})
     assert reported.reason == logged.reason
     assert Failure("w", 1, None, error=error).reason == "AssertionError (main.py:10)"
+
+
+@pytest.mark.parametrize("end", ["", "\n", "\n\t [[{{node A}}]] [Op:__inference_step_1]"])
+def test_a_graph_error_with_no_more_than_its_stack_is_described_by_its_line(end: str) -> None:
+    stack = "Detected at node A defined at (most recent call last):\n<stack traces unavailable>"
+    error = {
+        "exception": "tensorflow.python.framework.errors_impl.InvalidArgumentError",
+        "message": f"Graph execution error:\n\n{stack}{end}",
+        "file": "/job/main.py",
+        "line": 10,
+        "traceback": f'{TRACEBACK}\n  File "/job/main.py", line 10, in <module>\n    step(batch)\n',
+    }
+    reason = Failure("w", 1, None, error=error).reason
+    assert reason == "InvalidArgumentError in `step(batch)` (main.py:10)"
 
 
 def test_frames_of_tfcluster_and_cython_are_not_counted_as_user_code() -> None:

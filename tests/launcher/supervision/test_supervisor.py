@@ -318,7 +318,7 @@ def test_a_worker_that_trains_more_steps_than_the_chief_fails_the_run() -> None:
     cause = replay.cause()
     assert (cause["task"], cause["kind"]) == ("worker:1", "permanent")
     assert cause["reason"] == (
-        "worker:0 had ended; worker:1 still trained (train.py:27): step 11 of 15 against 10"
+        "still trained (train.py:27) after worker:0 had ended: step 11 of 15 against 10"
     )
     assert cause["docs"] == "docs/failures.md#chief-alone"
 

@@ -16,6 +16,8 @@ from tfcluster.ui.formats import (
     format_exit,
     format_rate,
     format_value,
+    keep_whole,
+    wrap_words,
 )
 
 
@@ -64,3 +66,16 @@ def test_metrics_are_as_short_everywhere() -> None:
     metrics = {"loss": 12_345.0, "lr": math.nan, "more": 1.0}
     assert format_metrics(metrics, 2) == "loss 12.35k, lr NaN"
     assert format_metric("loss", 12_345.0) == "loss 12.35k"
+
+
+def test_lines_are_broken_between_words_and_never_in_a_path_or_a_command() -> None:
+    text = f"see {keep_whole('/my runs/a b')} or `tfcluster attach k7f3`, or --set a.b=c, or retry"
+    assert wrap_words(text, 14, indent="  ") == [
+        "see",
+        "  /my runs/a b",
+        "  or",
+        "  `tfcluster attach k7f3`,",
+        "  or",
+        "  --set a.b=c,",
+        "  or retry",
+    ]

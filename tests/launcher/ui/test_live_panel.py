@@ -14,6 +14,7 @@ from tests.documentation import unprinted
 
 from tfcluster.rundir.snapshot import TaskSnapshot
 from tfcluster.rundir.states import Status
+from tfcluster.ui.follow import Leaving
 from tfcluster.ui.live_panel import choose_tasks, draw_frame
 
 from .frames import START, frame_of, run_of, scene_of, worker
@@ -45,7 +46,9 @@ def test_the_page_shows_a_frame_as_it_is() -> None:
     tasks = workers(4, step=104, epoch=3, total_steps=400, examples_per_second=705.2)
     tasks[3].step = 93
     scene = scene_of(run_of(*tasks), samples=SAMPLES[:9])
-    printed = "\n".join(frame_of(scene, 79, last_line="step 80: loss 1.4950"))
+    leaving = Leaving(lambda: None, "stop the run", "ends the run")
+    frame = frame_of(scene, 79, last_line="step 80: loss 1.4950")
+    printed = "\n".join([*frame, *leaving.lines(with_keys=False)])
     assert unprinted("guides/live-view.md", "worker:3  running", printed) == []
 
 

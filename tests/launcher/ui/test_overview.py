@@ -75,7 +75,7 @@ def test_json_has_numbers_and_says_what_is_not_known(tfcluster: Tfcluster) -> No
 @pytest.mark.parametrize("width", [60, 80, 100, 140, 200])
 def test_columns_are_left_out_until_the_table_fits(width: int) -> None:
     runs = [run("mnist-k7f3"), run("mnist-abcd")]
-    grid = runs_grid(runs, now=START + 60, width=width, live=True)
+    grid = runs_grid(runs, now=START + 60, live=True).fitted(width)
     assert max(map(len, part_lines(grid, width))) <= width
     assert {"NAME", "ID", "STATUS", "LOSS", "STEP"} <= set(grid.headers)
     assert ("CORES" in grid.headers) == (width >= 140)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -36,8 +37,17 @@ from tfcluster.ui.panels import (
     status_panel,
     tasks_grid,
 )
-from tfcluster.ui.plan_view import describe_ports, start_panel
-from tfcluster.ui.render import Facts, Grid, Panel, part_lines, plain_text, render, screen_text
+from tfcluster.ui.plan_view import describe_ports, format_plan, start_panel
+from tfcluster.ui.render import (
+    Facts,
+    Grid,
+    Panel,
+    part_lines,
+    plain_text,
+    render,
+    screen_text,
+    stdout_text,
+)
 from tfcluster.ui.terminal import Terminal
 
 OpenScreen = Callable[..., tuple[int, TextIO]]
@@ -48,19 +58,25 @@ PATHS = RunPaths(Path("/home/anna/.local/state/tfcluster/runs/mnist-2w-20260914-
 PORTS = {TaskId("worker", 0): 40001, TaskId("worker", 1): 40002}
 
 
+PYTHON = Interpreter(
+    "/home/anna/mnist/.venv/bin/python",
+    ".venv above the workdir",
+    "3.11.4",
+    {"tensorflow": "2.21.0", "keras": "3.15.1", "tf-keras": "2.21.0", "numpy": "2.4.0"},
+)
+LONG_NOTE = (
+    "the checkpoints are many: `tfcluster checkpoints k7f3 --copy x` takes one, and"
+    " --set checkpoints.keep=9 keeps more of them"
+)
+
+
 def plan() -> Plan:
-    python = Interpreter(
-        "/home/anna/mnist/.venv/bin/python",
-        ".venv above the workdir",
-        "3.11.4",
-        {"tensorflow": "2.21.0", "keras": "3.15.1", "tf-keras": "2.21.0", "numpy": "2.4.0"},
-    )
     command = Command(("python", "train.py"), (), "/home/anna/mnist")
     made = plan_of(name="mnist-2w")
     return replace(
         made,
         spec_path="/home/anna/mnist/tfcluster.json",
-        nodes=(NodePlan("local", "local", python, "/home/anna/mnist"),),
+        nodes=(NodePlan("local", "local", PYTHON, "/home/anna/mnist"),),
         tasks=tuple(replace(t, command=command, cores=(t.id.index,)) for t in made.tasks),
         settings={"communication": "RING"},
         notes=("Keras 3 fails across workers, so tf_keras is used (TF_USE_LEGACY_KERAS=1)",),
@@ -234,22 +250,47 @@ def test_ps_lists_one_run_per_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("width", "shown"),
+    ("width", "shown", "run"),
     [
-        (None, "prepare failed on local with exit code 3; no task was started"),
-        (110, "prepare failed on local with…"),
-        (80, None),
+        (200, "prepare failed on local with exit code 3; no task was started", PATHS.run_id),
+        (110, "prepare failed on local with…", PATHS.run_id),
+        (80, "prepare failed on lo…", PATHS.run_id),
+        (60, "prepare failed on l…", "mnist-2w-202…4-153012-k7f3"),
     ],
 )
-def test_ps_cuts_reasons_of_failures_to_the_available_width(
-    width: int | None, shown: str | None
-) -> None:
+def test_ps_keeps_the_reasons_of_failures_at_every_width(width: int, shown: str, run: str) -> None:
     failed = failed_run()
     failed.reason = "prepare failed on local with exit code 3; no task was started\nand more"
-    grid = runs_grid([failed, running_run()], now=START + 120, width=width)
-    assert grid.headers[-1] == ("REASON" if shown else "STARTED")
-    assert [row[-1] for row in grid.rows] == ([shown, ""] if shown else ["2 min 00 s ago"] * 2)
-    assert max(map(len, part_lines(grid, 1000))) <= (width or 1000)
+    grid = runs_grid([failed, running_run()], now=START + 120).fitted(width)
+    assert (grid.headers[0], grid.headers[1], grid.headers[-1]) == ("RUN", "STATUS", "REASON")
+    assert [row[-1] for row in grid.rows] == [shown, ""]
+    assert {row[0] for row in grid.rows} == {run}, "its end names it in every command"
+    assert max(map(len, part_lines(grid, width))) <= width
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_tables_stay_tables_on_a_screen_and_show_trouble_in_colour(
+    open_screen: OpenScreen, columns: int
+) -> None:
+    _, screen = open_screen(columns=columns)
+    terminal = Terminal(screen, screen, environ={})
+    stalled, queued = running_run(), running_run()
+    stalled.status, stalled.stall = Status.STALLED, {"what": "worker:1 is in train.py:12"}
+    queued.status, queued.queue_reason = Status.QUEUED, "job 7: Priority"
+    runs = stdout_text(runs_grid([failed_run(), stalled, queued], now=START + 120), terminal)
+    for painted in ("\x1b[31mfailed (1)", "\x1b[33mstalled", "\x1b[33mqueued"):
+        assert painted in runs
+    status = stdout_text(status_panel(failed_run(), PATHS, now=START + 120), terminal)
+    assert "\x1b[1;31mexit 3 (cause)" in status
+    runs, status = (re.sub(r"\x1b\[[\d;]*m", "", text) for text in (runs, status))
+    statuses = [row.split()[1] for row in runs.splitlines()]
+    assert statuses == ["STATUS", "failed", "stalled", "queued"]
+    assert "worker:1: ValueErro" in runs
+    rows = status.splitlines()
+    first = next(place for place, row in enumerate(rows) if row.startswith("  task "))
+    assert [row.split()[0] for row in rows[first + 1 : first + 3]] == ["worker:0", "worker:1"]
+    for row in (*runs.splitlines(), *rows):
+        assert len(row) <= columns or "/home/anna/" in row
 
 
 def test_the_root_cause_is_the_reason_if_there_is_no_other() -> None:
@@ -270,11 +311,36 @@ def test_a_table_that_is_too_wide_becomes_lists() -> None:
 def test_ps_leaves_out_epoch_and_loss_where_they_make_the_table_too_wide() -> None:
     run = running_run()
     run.tasks[0].epoch, run.tasks[0].epochs = 3, 10
-    wide = runs_grid([run], now=START + 120, width=100)
+    wide = runs_grid([run], now=START + 120).fitted(100)
     assert wide.headers == ("RUN", "STATUS", "TASKS", "EPOCH", "STEP", "LOSS", "STARTED")
     assert wide.rows[0][3:6] == ("3/10", "1,200", "0.3141")
-    assert "EPOCH" not in runs_grid([run], now=START + 120, width=80).headers
-    assert "LOSS" not in runs_grid([run], now=START + 120, width=70).headers
+    assert "EPOCH" not in runs_grid([run], now=START + 120).fitted(80).headers
+    assert "LOSS" not in runs_grid([run], now=START + 120).fitted(70).headers
+
+
+def test_no_path_and_no_command_is_broken_at_a_space() -> None:
+    paths = RunPaths(Path("/home/anna/my runs/mnist-2w-20260914-153012-k7f3"))
+    python = replace(PYTHON, path="/home/anna/my env/bin/python")
+    spaced = replace(
+        plan(),
+        nodes=(NodePlan("local", "local", python, "/home/anna/my code"),),
+        notes=(LONG_NOTE,),
+    )
+    panels = [
+        start_panel(spaced, paths),
+        closing_panel(
+            failed_run(), paths, load_hint="keras.models.load_model('/home/a b/m.keras')"
+        ),
+        status_panel(running_run(), paths, now=START, has_curves=True),
+    ]
+    shown = "\n".join(plain_text(panel, 40) for panel in panels)
+    lines = [*shown.splitlines(), *format_plan(spaced, [], width=40)]
+    for whole in (
+        *(str(paths.root), str(paths.attempt_logs(1)), "/home/anna/my env/bin/python"),
+        *("/home/anna/my code", "tfcluster tensorboard k7f3", "--set checkpoints.keep=9"),
+        *("keras.models.load_model('/home/a b/m.keras')", "`tfcluster checkpoints k7f3 --copy x`"),
+    ):
+        assert any(whole in line for line in lines), whole
 
 
 def test_the_closing_panel_has_results_and_the_command_for_curves() -> None:

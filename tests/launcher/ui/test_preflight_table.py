@@ -75,13 +75,16 @@ def test_the_page_about_hosts_shows_such_a_table() -> None:
     assert unprinted("guides/hosts.md", "TensorFlow  2.21.0", printed) == []
 
 
-def test_on_a_screen_the_red_cell_contains_the_fix() -> None:
-    shown = format_report(REPORT, width=100, colours=True)
-    assert "\x1b[31mTensorFlow is 2.16.1 there" in shown
-    assert "\x1b[31m→ all must have the same" in shown
-    assert "\x1b[33mits clock differs by +9 s" in shown
+def test_on_a_screen_problems_are_red_and_what_to_do_is_not_broken() -> None:
+    fix = "tfcluster up --backend ssh " + "/a/long/path " * 8
+    report = replace(REPORT, findings=(replace(ODD, fix=fix), LATE))
+    shown = format_report(report, width=80, colours=True)
+    assert "\x1b[31m2.16.1 ✗" in shown
+    assert "\x1b[31m10.0.0.2: TensorFlow is 2.16.1 there" in shown
+    assert f"  → {fix}".rstrip() in shown
+    assert "\x1b[33mnote: 10.0.0.1: its clock differs by +9 s" in shown
     assert not shown.startswith("\n")
-    assert "[31m" not in format_report(REPORT, width=100, colours=False)
+    assert "[31m" not in format_report(report, width=80, colours=False)
 
 
 @pytest.mark.parametrize("width", [None, 30, 100], ids=["a pipe", "narrow", "wide"])

@@ -83,7 +83,7 @@ def explain_profiles(python: str) -> str:
         command = [python, "-c", _PLUGIN_PROBE]
         if not subprocess.run(command, capture_output=True, timeout=_PROBE_S).returncode:
             return ""
-    return f"to see profiles in TensorBoard, install its plugin: {python} -m pip install xprof"
+    return f"to see profiles in TensorBoard, install its plugin: `{python} -m pip install xprof`"
 
 
 @contextlib.contextmanager
