@@ -101,7 +101,7 @@ class Row:
 
     @property
     def is_argument(self) -> bool:
-        """Whether this is an option of the job, or its arguments before the first one."""
+        """Return whether this is an option of the job, or its arguments before the first one."""
         return self.name == _ARGUMENTS or self.name.startswith("-")
 
     def format_argument(self, run: int) -> str:

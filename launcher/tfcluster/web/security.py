@@ -62,7 +62,7 @@ _OLD_LINK: Final = (
     "open the link that `tfcluster ui` printed when it last started: each start has a new token. "
     "If it is not running, start it with `tfcluster ui --open`.",
 )
-"""Why there is no page, and what to do."""
+"""The reason of a 401, and what to do."""
 _REFUSED: Final = (
     '<!doctype html><html lang="en"><meta charset="utf-8"><title>{title} · tfcluster</title>'
     '<meta name="viewport" content="width=device-width, initial-scale=1">'

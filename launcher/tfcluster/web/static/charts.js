@@ -519,15 +519,16 @@ export function labelTicks(values) {
 /**
  * Return points with the exponential moving average of their values; `weight` is that of the past.
  *
- * As in TensorBoard, the average is divided by the sum of its weights, so that it does not begin at 0.
+ * As in TensorBoard, it is divided by the sum of its weights, so that it does not begin near 0. In this
+ * form of the sum, the average of a constant is exactly that constant.
  */
 export function smooth(points, weight) {
-  let [sum, weights] = [0, 0];
+  let [average, past] = [0, 1];
   return points.map(([x, y]) => {
     if (y === null) return [x, y];
-    sum = weight * sum + (1 - weight) * y;
-    weights = weight * weights + (1 - weight);
-    return [x, sum / weights];
+    past *= weight;
+    average += ((y - average) * (1 - weight)) / (1 - past);
+    return [x, average];
   });
 }
 
