@@ -206,7 +206,8 @@ def write_restarted(home: Path, name: str, *, started: float) -> RunPaths:
 def write_many(home: Path, count: int, *, now: float) -> None:
     """Write `count` ended runs, one every ten minutes before `now`."""
     for number in range(count):
-        run = new_run(home, f"sweep-{number:03d}", started=now - 600 * (number + 1))
+        spec = {"job": {"script": "main.py", "args": ["--seed", str(number)]}}
+        run = new_run(home, f"sweep-{number:03d}", started=now - 600 * (number + 1), spec=spec)
         run.start()
         loss = 2 / (1 + number % 17)
         run.train(38, 40 + 2 * (number % 5), total=80, loss=lambda step, loss=loss: loss)  # type: ignore[misc]

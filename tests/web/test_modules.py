@@ -173,6 +173,77 @@ def test_the_parts_of_a_step_follow_a_live_run_and_count_once_for_a_repeated_ste
     assert gaps == [3]
 
 
+def test_the_average_of_a_smoothed_curve_does_not_begin_at_zero_and_keeps_gaps(page: Page) -> None:
+    script = """
+    const { smooth } = await import("/static/charts.js");
+    return smooth([[0, 1], [1, 0], [2, null], [3, 0]], 0.5);
+    """
+    assert evaluate(page, script) == [[0, 1], [1, pytest.approx(1 / 3)], [2, None],
+                                      [3, pytest.approx(1 / 7)]]  # fmt: skip
+
+
+def test_labels_of_ticks_differ(page: Page) -> None:
+    script = """
+    const { labelTicks } = await import("/static/charts.js");
+    return [[0, 0.5, 1], [0.98321, 0.98322, 0.98323], [0.1, null, 1], [1.0001e-4, 1.0002e-4]]
+      .map(labelTicks);
+    """
+    assert evaluate(page, script) == [
+        ["0", "0.5", "1"],
+        ["0.98321", "0.98322", "0.98323"],
+        ["0.1", "", "1"],
+        ["1.0001e-4", "1.0002e-4"],
+    ]
+
+
+def test_the_axis_of_a_chart_fits_its_curve_and_follows_the_users_choice(ended: Page) -> None:
+    script = """
+    const { showCharts } = await import("/static/charts.js");
+    const { metric } = await import("/static/formats.js");
+    let plot;
+    window.uPlot = class extends uPlot {
+      constructor(...options) { super(...options); plot = this; }
+    };
+    const place = document.getElementById("charts");
+    const facts = async () => {
+      for (let frame = 0; frame < 3; frame += 1) await new Promise(requestAnimationFrame);
+      const { min, max, distr } = plot.scales.y;
+      return [distr, min, max, plot.series.length];
+    };
+    const show = (values) => {
+      const points = values.map((y, x) => [x, y]);
+      const line = { label: "loss", colour: "series-1", points, latest: values.at(-1) };
+      showCharts(place, [{ title: "loss", format: metric, lines: [line] }], [], "step");
+      return facts();
+    };
+    const found = [];
+    for (const values of [[1, 1], [0, 0], [-50, -50 - 1e-9], [1, 2], [0.001, 9]])
+      found.push(await show(values));
+    await show([1, 2]);
+    place.querySelector(".log").click();
+    found.push(await facts());
+    const slider = document.getElementById("smoothing");
+    const choose = (value) => {
+      slider.value = value;
+      slider.dispatchEvent(new Event("input"));
+    };
+    choose(0.5);
+    found.push(await facts());
+    choose(0);
+    localStorage.clear();
+    return found;
+    """
+    linear, logarithmic = 1, 3
+    constant_1, constant_0, constant_50, rising, wide, chosen, smoothed = evaluate(ended, script)
+    assert constant_1 == [linear, pytest.approx(0.9), pytest.approx(1.1), 2]
+    assert constant_0 == [linear, pytest.approx(-0.1), pytest.approx(0.1), 2]
+    assert constant_50 == [linear, pytest.approx(-55), pytest.approx(-45), 2]
+    assert rising[0] == linear
+    assert rising[1] < 1 < 2 < rising[2] < 2.5
+    assert (wide[0], chosen[0]) == (logarithmic, logarithmic)
+    assert smoothed[0::3] == [logarithmic, 3], "the curve and its average"
+
+
 def test_a_run_whose_loss_is_not_a_number_is_sorted_last(page: Page, site: Site) -> None:
     for place, (name, loss) in enumerate({"low": 0.1, "nan": math.nan, "high": 2.0}.items()):
         run = new_run(site.home, f"sorted {name}", started=time.time() - place)

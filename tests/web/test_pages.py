@@ -18,6 +18,12 @@ from .synthetic import new_run, write_many, write_restarted, write_wide
 pytestmark = pytest.mark.slow
 
 RUNS = 200
+EMPTY_LABELS = """
+return [...document.querySelectorAll("[data-label], dt")]
+  .filter((node) => node.checkVisibility())
+  .filter((node) => !(node.tagName === "DT" ? node.nextElementSibling : node).textContent)
+  .map((node) => node.outerHTML);
+"""
 
 
 @pytest.fixture(scope="module")
@@ -97,9 +103,10 @@ def test_selected_runs_are_compared(page: Page, home: Path) -> None:
     assert page.text("#compare") == "Compare 6", "the seventh cannot be selected"
     page.click("#compare")
     page.wait("document.querySelectorAll('#charts figure').length >= 4")
-    assert len(page.texts("#legend li")) == 6
+    assert page.texts("#legend code") == [f"--seed {number}" for number in range(5)]
+    assert page.texts("#differences .part") == ["Settings", "Results"]
     rows = page.texts("#differences tbody th")
-    assert {"loss", "duration", "started"} <= set(rows)
+    assert {"--seed", "loss", "duration", "started"} <= set(rows)
     assert "tasks" not in rows, "they all have two"
     page.click("#all-rows")
     assert {"tasks", "job.script"} <= set(page.texts("#differences tbody th"))
@@ -142,6 +149,28 @@ def test_a_chart_has_its_values_as_text_and_shows_what_is_not_a_number(
     )
     page.type(Keys.ESCAPE)
     page.wait(f"{figure}.querySelector('.where').textContent === ''")
+
+
+def test_smoothing_and_logarithmic_axes_are_chosen_and_stay(page: Page, home: Path) -> None:
+    keys = "document.querySelector('#charts .keys').innerText"
+    pressed = "document.querySelector('#charts .log').ariaPressed"
+
+    def open_and_check(*, is_chosen: bool) -> None:
+        page.open_run(run_id(home, "restarted"))
+        page.wait("document.querySelectorAll('#charts canvas').length === 5")
+        assert page.script(f"return {pressed}") == str(is_chosen).lower()
+        assert ("smoothed" in page.script(f"return {keys}")) == is_chosen
+
+    open_and_check(is_chosen=False)
+    assert len(page.texts("#charts .log")) == 2, "metrics have one; speed and memory have none"
+    page.fill("#smoothing", "0.9")
+    page.wait(f"{keys}.startsWith('loss 0.2329, smoothed 0.')")
+    page.click("#charts .log")
+    open_and_check(is_chosen=True)
+    page.fill("#smoothing", "0")
+    page.wait(f"!{keys}.includes('smoothed')")
+    page.click("#charts .log")
+    page.wait(f"{pressed} === 'false'")
 
 
 def test_the_parts_of_a_step_are_a_stack_for_each_task(page: Page, home: Path) -> None:
@@ -206,6 +235,8 @@ def test_pages_fit_and_can_be_read(page: Page, home: Path, width: int, dark: boo
         page.open(path)
         page.wait("document.querySelector('tbody tr, #charts figure')")
         page.assert_fits()
+        if width == 360:
+            assert page.script(EMPTY_LABELS) == []
         assert page.script(CONTRAST) == [], path
         assert page.script(NAMES) == [], path
 
@@ -240,18 +271,28 @@ def test_a_page_follows_its_run_and_says_so_and_resumes_when_it_loses_its_server
         page = Page(chromium, link.site)
         page.open_run(run.paths.run_id)
         page.wait_for_text("#position", "no progress")
-        run.train(2, 10, total=40)
+        run.train(2, 40, total=80)
         run.judge()
         run.writer.save()
         page.wait("document.querySelectorAll('#steps canvas').length === 2")
         page.wait_for_text("#verdict", "input-bound: worker:1")
+        page.wait_for_text("#figures", "val_accuracy")
+        cards = page.texts("#figures dt")
+        assert cards[:3] == ["loss", "accuracy", "val_loss"]
+        run.restart("worker:1: killed by SIGKILL", from_step=0)
+        run.train(2, 10, total=80)
+        run.writer.save()
+        page.wait_for_text("#position", "step 10/80")
+        figures = dict(zip(page.texts("#figures dt"), page.texts("#figures dd"), strict=True))
+        assert [name for name in figures if name in cards] == cards, "no card went or moved"
+        assert (figures["val_loss"], figures["loss"]) == ("–", "2.049")
         link.cut()
         page.wait_for_text("#connection", "Reconnecting")
-        run.train(12, 20, total=40)
+        run.train(12, 20, total=80)
         run.writer.close()
         link.restore()
         page.wait("document.getElementById('connection').hidden")
-        page.wait_for_text("#position", "step 20/40")
+        page.wait_for_text("#position", "step 20/80")
         page.wait("document.querySelectorAll('#charts canvas').length === 5")
         chromium.console.clear()  # the failed connections
 
@@ -265,7 +306,14 @@ def test_a_page_of_an_earlier_server_says_what_to_do(
     port = first.origin.rpartition(":")[2]
     page.wait_for_text("#connection", "Reconnecting")
     with serve(line, "--port", port):
-        page.wait_for_text("#connection", "Open the URL that `tfcluster ui` has printed")
+        page.wait_for_text("#connection", "open the link that `tfcluster ui` printed")
+        page.resize(360)
+        page.open("/")
+        assert page.text("h1") == "The token of the link is missing or old"
+        assert "start it with tfcluster ui --open" in page.text("main")
+        page.assert_fits()
+        assert page.script(CONTRAST) == []
+        assert "Content Security" not in "".join(chromium.console)
     chromium.console.clear()
 
 

@@ -87,10 +87,13 @@ def test_a_run_that_succeeded(open_file: Open, tmp_path: Path) -> None:
     assert '"script": "main.py"' in page.text("#plan-parts")
     page.click("input[name=axis][value=time]")
     page.wait("document.querySelectorAll('#charts canvas').length === 5")
+    page.fill("#smoothing", "0.5")
+    page.wait("document.querySelector('#charts .keys').innerText.includes('smoothed')")
     links = page.script("return [...document.links].map((one) => one.getAttribute('href'))")
     assert links == ["#main"]
     assert page.script("return document.querySelector('#stop, #logs, dialog')") is None
     page.assert_readable()
+    page.fill("#smoothing", "0")
     page.click("#theme")
     assert page.text("#theme") == "Theme: light"
     page.click("#theme")

@@ -32,6 +32,10 @@ from tfcluster.web.run_data import RunFiles, read_files
 
 MOST_RUNS: Final = 6
 _HIDDEN: Final = ("$schema", "name", "version")
+_ARGUMENTS, _COMMAND = "job.args", "job.command"
+_UNKNOWN: Final = "–"
+_SET: Final = "set"
+"""The value of an option without one."""
 _CUTS: Final = (60, 40, 24, 16, 12)
 """The characters to which long values are cut, tried one after the other."""
 _MOST_METRICS: Final = 12
@@ -98,6 +102,16 @@ class Row:
     def differs(self) -> bool:
         return len(set(self.values)) > 1
 
+    @property
+    def is_argument(self) -> bool:
+        """Return whether this is an option of the job, or its arguments before the first one."""
+        return self.name == _ARGUMENTS or self.name.startswith("-")
+
+    def format_argument(self, run: int) -> str:
+        """Return an argument of the run at this place as on its command line."""
+        words = (self.name, self.values[run])
+        return " ".join(word for word in words if word not in (_ARGUMENTS, _SET))
+
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
@@ -132,13 +146,24 @@ class Comparison:
         ]
 
     def to_page(self) -> dict[str, Any]:
-        """Return what the page shows: a label for each run, and all rows."""
-        rows = (*self.numbers, *self.circumstances, *self.settings)
-        runs = zip(self.runs, self.labels, strict=True)
+        """Return what the page shows: of each run a label and its own arguments, and all rows."""
+        runs = zip(self.runs, self.labels, self._own_arguments(), strict=True)
+        parts = {"Settings": self.settings, "Results": (*self.numbers, *self.circumstances)}
         return {
-            "runs": [{"run": run, "label": label} for run, label in runs],
-            "rows": [{"name": row.name, "values": row.values} for row in rows],
+            "runs": [{"run": run, "label": label, "arguments": own} for run, label, own in runs],
+            "parts": [
+                {"title": title, "rows": [{"name": row.name, "values": row.values} for row in rows]}
+                for title, rows in parts.items()
+            ],
         }
+
+    def _own_arguments(self) -> list[str]:
+        """Return the arguments of each run that not all runs have, as on a command line."""
+        rows = [row for row in self.settings if row.is_argument and row.differs]
+        return [
+            " ".join(row.format_argument(index) for row in rows if row.values[index] != _UNKNOWN)
+            for index in range(len(self.runs))
+        ]
 
     def tables(self, width: int) -> list[Grid]:
         """Return tables for a screen of `width` columns, with a column for each run.
@@ -181,7 +206,7 @@ def compare(runs: Sequence[RunPaths], *, now: float) -> Comparison:
         numbers=(Row("status", tuple(map(_status, files))), *_numbers(results)),
         circumstances=tuple(_circumstances([file.snapshot for file in files])),
         settings=tuple(
-            Row(name, tuple(of_run.get(name, "–") for of_run in settings))
+            Row(name, tuple(of_run.get(name, _UNKNOWN) for of_run in settings))
             for name in dict.fromkeys(chain.from_iterable(settings))
         ),
     )
@@ -222,7 +247,7 @@ def _numbers(results: Sequence[Results]) -> Iterator[Row]:
 
 def _rows(name: str, values: Sequence[str | None]) -> Iterator[Row]:
     if any(values):
-        yield Row(name, tuple(value or "–" for value in values))
+        yield Row(name, tuple(value or _UNKNOWN for value in values))
 
 
 def _status(files: RunFiles) -> str:
@@ -273,17 +298,20 @@ def _flatten(name: str, value: Any, depth: int = 6) -> Iterator[tuple[str, str]]
 
 
 def _options(name: str, words: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield each option of a job's arguments with its values; of a repeated one, the last counts.
+    """Yield each option of a list with its values; of a repeated one, the last counts.
 
-    Words before the first option belong to `name`.
+    Words before the first option belong to `name`, which precedes the options of all lists but the
+    job's own arguments.
     """
     options: dict[str, list[str]] = {}
     option = name
     for word in words:
         if word.startswith("--"):
             option, equals, value = word.partition("=")
+            if name not in (_ARGUMENTS, _COMMAND):
+                option = f"{name} {option}"
             options[option] = [value] if equals else []
         else:
             options.setdefault(option, []).append(word)
     for option, values in options.items():
-        yield option, " ".join(values) or "set"
+        yield option, " ".join(values) or _SET

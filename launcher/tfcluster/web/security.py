@@ -8,14 +8,24 @@ header (DNS rebinding), of the page that sent a request, and of a token in each 
 from __future__ import annotations
 
 import asyncio
+import base64
+import hashlib
 import hmac
+import html
+import re
 import secrets
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.responses import (
+    HTMLResponse,
+    JSONResponse,
+    PlainTextResponse,
+    RedirectResponse,
+    Response,
+)
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -28,8 +38,15 @@ _STRANGER_S: Final = 10.0
 METRICS: Final = "/metrics"
 """The path that a scraper may read, which has no cookie."""
 CSRF_HEADER: Final = "x-csrf-token"
+_STYLE: Final = (
+    ":root{color-scheme:light dark;font:16px/1.5 system-ui,sans-serif}"
+    "body{max-width:36em;margin:12vh auto;padding:0 20px}h1{font-size:20px}code{font-size:14px}"
+)
+"""The style of the page that says why a request was refused: the style sheet needs the cookie."""
+_STYLE_HASH: Final = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
 _POLICY: Final = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:;"
+    "default-src 'none'; script-src 'self';"
+    f" style-src 'self' 'sha256-{_STYLE_HASH}'; img-src 'self' data:;"
     " connect-src 'self'; font-src 'self'; base-uri 'none'; form-action 'self';"
     " frame-ancestors 'none'"
 )
@@ -40,6 +57,17 @@ _HEADERS: Final = {
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
 }
+_OLD_LINK: Final = (
+    "The token of the link is missing or old",
+    "open the link that `tfcluster ui` printed when it last started: each start has a new token. "
+    "If it is not running, start it with `tfcluster ui --open`.",
+)
+"""The reason of a 401, and what to do."""
+_REFUSED: Final = (
+    '<!doctype html><html lang="en"><meta charset="utf-8"><title>{title} · tfcluster</title>'
+    '<meta name="viewport" content="width=device-width, initial-scale=1">'
+    '<link rel="icon" href="data:,"><style>{style}</style><main><h1>{title}</h1><p>{fix}</p></main>'
+)
 _TO_THE_PAGE: Final = (
     '<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0;url=/">'
     '<link rel="icon" href="data:,"><title>tfcluster</title><a href="/">tfcluster</a>'
@@ -124,20 +152,21 @@ class Guard:
     def _answer(self, request: Request) -> Response | None:
         """Return the answer to a request that does not reach the application, else None."""
         if request.headers.getlist("host") not in [[host] for host in self._hosts]:
-            return _refuse(421, f"This server has only the names {' and '.join(self._hosts)}.")
+            names = " and ".join(self._hosts)
+            return _refuse(request, 421, f"This server has only the names {names}")
         if request.method not in ("GET", "HEAD", "POST"):
-            return _refuse(405, "This server knows GET and POST only.")
+            return _refuse(request, 405, "This server knows GET and POST only")
         length = request.headers.get("content-length", "0")
         if not length.isdecimal() or int(length) > MAX_BODY_BYTES:
-            return _refuse(413, "The request is too large.")
+            return _refuse(request, 413, "The request is too large")
         if "token" in request.query_params and request.scope["path"] == "/":
             return self._log_in(request)
         if request.scope["path"] == METRICS and self._is_scraper(request):
             return None
         if not _equal(request.cookies.get(self._cookie, ""), self._keys.session):
-            return _refuse(401, "Open the URL that `tfcluster ui` has printed: it holds the key.")
+            return _refuse(request, 401, *_OLD_LINK)
         if not _is_from_own_page(request):
-            return _refuse(403, "The request came from another page.")
+            return _refuse(request, 403, "The request came from another page")
         return self._check_post(request) if request.method == "POST" else None
 
     def _is_scraper(self, request: Request) -> bool:
@@ -149,7 +178,7 @@ class Guard:
     def _log_in(self, request: Request) -> Response:
         """Return the cookie for the token, and the way to the page, whose URL has no token."""
         if not _equal(request.query_params["token"], self._keys.token):
-            return _refuse(401, "This URL is of an earlier `tfcluster ui`: open the newest one.")
+            return _refuse(request, 401, *_OLD_LINK)
         # After a redirect a browser keeps a strict cookie back if the click was on another site's
         # page (a terminal in the browser, a chat); what our own page then loads gets it.
         is_foreign = request.headers.get("sec-fetch-site") in ("cross-site", "same-site")
@@ -159,11 +188,11 @@ class Guard:
 
     def _check_post(self, request: Request) -> Response | None:
         if request.headers.get("origin") != f"http://{request.headers['host']}":
-            return _refuse(403, "The request came from another page.")
+            return _refuse(request, 403, "The request came from another page")
         if not _equal(request.headers.get(CSRF_HEADER, ""), self._keys.csrf):
-            return _refuse(403, "The page is of an earlier `tfcluster ui`: load it again.")
+            return _refuse(request, 403, "The page is of an earlier `tfcluster ui`: load it again")
         if self._read_only:
-            return _refuse(403, "This page was started with --read-only.")
+            return _refuse(request, 403, "This page was started with --read-only")
         return None
 
 
@@ -185,5 +214,12 @@ def _equal(given: str, expected: str) -> bool:
     return hmac.compare_digest(given.encode("utf-8", "replace"), expected.encode())
 
 
-def _refuse(status: int, why: str) -> Response:
-    return PlainTextResponse(f"{why}\n", status)
+def _refuse(request: Request, status: int, why: str, fix: str = "") -> Response:
+    """Return why a request is refused, and what to do: JSON of the API, a page for a browser."""
+    if request.scope["path"].startswith("/api/"):
+        return JSONResponse({"error": why, "fix": fix}, status)
+    if "text/html" not in request.headers.get("accept", ""):
+        return PlainTextResponse(": ".join(filter(None, (why, fix))) + "\n", status)
+    title, text = html.escape(why), html.escape(fix[:1].upper() + fix[1:])
+    text = re.sub(r"`(.+?)`", r"<code>\1</code>", text)
+    return HTMLResponse(_REFUSED.format(title=title, style=_STYLE, fix=text), status)

@@ -75,11 +75,16 @@ def test_of_a_damaged_run_what_can_be_read_is_compared(home_dir: Path) -> None:
 
 def test_the_page_has_also_the_rows_for_which_a_terminal_has_no_room(home_dir: Path) -> None:
     found = comparison_of(succeeded(home_dir), failed(home_dir, "other")).to_page()
-    rows = {row["name"]: row["values"] for row in found["rows"]}
-    assert rows["reason"] == ("–", "worker:1: ValueError: bad batch")
-    assert rows["job.script"] == ("main.py", "main.py")
-    assert {"started", "host", "tasks", "duration"} <= rows.keys()
-    assert [run["label"] for run in found["runs"]] == ["demo", "other"]
+    settings, results = (
+        {row["name"]: row["values"] for row in part["rows"]} for part in found["parts"]
+    )
+    assert settings["job.script"] == ("main.py", "main.py")
+    assert results["reason"] == ("–", "worker:1: ValueError: bad batch")
+    assert {"started", "host", "tasks", "duration"} <= results.keys()
+    assert [(run["label"], run["arguments"]) for run in found["runs"]] == [
+        ("demo", ""),
+        ("other", ""),
+    ]
 
 
 def test_only_what_differs_between_the_specs_is_listed(home_dir: Path) -> None:
@@ -115,6 +120,21 @@ def test_of_a_repeated_option_the_last_counts(home_dir: Path) -> None:
         "--epochs": ("3", "5"),
         "--fast": ("set", "–"),
     }
+
+
+def test_the_page_shows_at_each_run_the_arguments_in_which_it_differs(home_dir: Path) -> None:
+    def spec(words: str, seed: str, data: str) -> dict[str, object]:
+        args = [*words.split(), "--batch", "64", f"--seed={seed}"]
+        job = {"args": args, "prepare": {"script": "prepare.py", "args": ["--seed", data]}}
+        return {"job": job, "supervision": {"grace_s": seed}}
+
+    comparison = comparison_of(
+        succeeded(home_dir, spec=spec("small --fast", "1", "7")),
+        succeeded(home_dir, spec=spec("large", "2", "8")),
+    )
+    found = [run["arguments"] for run in comparison.to_page()["runs"]]
+    assert found == ["small --fast --seed 1", "large --seed 2"]
+    assert differences(comparison)["job.prepare.args --seed"] == ("7", "8")
 
 
 def test_the_table_of_the_guide_is_one_that_compare_prints(home_dir: Path) -> None:

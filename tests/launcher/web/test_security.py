@@ -29,6 +29,23 @@ def test_without_the_cookie_nothing_is_shown(open_client: Open, path: str) -> No
     assert "set-cookie" not in answer.headers
 
 
+def test_a_browser_gets_a_page_that_says_how_to_get_the_link_and_a_script_json(
+    open_client: Open,
+) -> None:
+    client = open_client(has_cookie=False)
+    browser = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+
+    for path in ("/", "/runs/some-run", "/?token=old"):
+        answer = client.get(path, headers=browser)
+        assert answer.status_code == 401
+        assert answer.headers["content-type"].startswith("text/html")
+        assert "<h1>The token of the link is missing or old</h1>" in answer.text
+        assert "<code>tfcluster ui --open</code>" in answer.text
+    refused = client.get("/api/runs", headers=browser).json()
+    assert refused["error"] == "The token of the link is missing or old"
+    assert refused["fix"].startswith("open the link that `tfcluster ui` printed")
+
+
 def test_the_token_is_exchanged_for_a_cookie_and_leaves_the_url(
     open_client: Open, keys: Keys
 ) -> None:
@@ -179,9 +196,9 @@ def test_every_answer_says_what_a_browser_may_do_with_it(
     answers = [client.get(path) for path in ("/", f"/runs/{run_id}", "/api/runs", "/nowhere")]
     answers += [open_client(has_cookie=False).get("/"), client.get("/", headers={"host": "x"})]
     for answer in answers:
-        policy = answer.headers["content-security-policy"]
+        policy = re.sub(r"sha256-[\w+/]{43}=", "HASH", answer.headers["content-security-policy"])
         assert policy == (
-            "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:;"
+            "default-src 'none'; script-src 'self'; style-src 'self' 'HASH'; img-src 'self' data:;"
             " connect-src 'self'; font-src 'self'; base-uri 'none'; form-action 'self';"
             " frame-ancestors 'none'"
         )

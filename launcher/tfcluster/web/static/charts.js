@@ -1,11 +1,12 @@
 // Line charts on uPlot, with a text alternative, the keyboard, both themes, and gaps for NaN.
 
-import { el, oncePerFrame, write } from "./dom.js";
+import { byId, el, oncePerFrame, write } from "./dom.js";
 import { metric, percent, plural, rate } from "./formats.js";
 
 const HEIGHT = 180;
 const SERIES = 6;
 const LOGARITHMIC = 1000; // the ratio of a metric's greatest to its least value
+const CONSTANT = 1e-6; // the relative difference of values that only rounding makes differ
 const charts = new Set();
 const colours = new Map();
 
@@ -28,6 +29,35 @@ function redrawAll() {
 document.addEventListener("themechange", redrawAll);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redrawAll);
 
+/** Return what the user chose earlier, in any page of this server; null without a choice. */
+function remembered(name) {
+  try {
+    return localStorage.getItem(`tfcluster-${name}`);
+  } catch {
+    return null; // storage may be forbidden
+  }
+}
+
+function remember(name, value) {
+  try {
+    localStorage.setItem(`tfcluster-${name}`, value);
+  } catch {
+    // The choice then holds for this page only.
+  }
+}
+
+const slider = byId("smoothing"); // null in a page without metrics
+if (slider) {
+  const showWeight = () => write(slider.nextElementSibling, slider.value);
+  slider.value = remembered("smoothing") ?? 0;
+  showWeight();
+  slider.addEventListener("input", () => {
+    remember("smoothing", slider.value);
+    showWeight();
+    for (const chart of charts) chart.choose();
+  });
+}
+
 /** Return the name of the colour of the series `index`. */
 export function seriesColour(index) {
   return `series-${(index % SERIES) + 1}`;
@@ -41,6 +71,8 @@ export function seriesColour(index) {
  * `checkpoint` or `failure`. Lines with one label are one curve in parts; the last one is named.
  * `bars` of a line, `[x, low, high]`, are the ranges that its values may have; `gaps` are the x at which
  * it is interrupted. Of a stack, each line is drawn as an area on top of the lines before it.
+ *
+ * A chart of metrics has a button for a logarithmic axis; smoothed, its lines stay faintly visible.
  */
 class Chart {
   constructor(title, format, isStack = false) {
@@ -56,6 +88,22 @@ class Chart {
     });
     this.where = el("span", { class: "where" });
     this.keys = el("span", { class: "keys" });
+    this.logButton =
+      format === metric &&
+      el(
+        "button",
+        {
+          class: "quiet log",
+          type: "button",
+          "aria-label": `Logarithmic axis of ${title}`,
+          onclick: () => {
+            remember(`axis of ${title}`, (this.scale = this.isLogarithmic ? "linear" : "log"));
+            this.choose();
+          },
+        },
+        "log",
+      );
+    this.scale = format === metric ? remembered(`axis of ${title}`) : null;
     this.place = el("div", { class: "plot", "aria-hidden": "true" });
     this.table = el("table");
     this.reading = el("p", { class: "hidden", role: "status" });
@@ -68,7 +116,7 @@ class Chart {
         onkeydown: (event) => this.key(event),
         onblur: () => this.select(null),
       },
-      el("figcaption", {}, el("strong", {}, title), this.where, this.keys),
+      el("figcaption", {}, el("strong", {}, title), this.where, this.logButton, this.keys),
       this.place,
       el("div", { class: "hidden" }, this.table, this.reading),
     );
@@ -84,9 +132,26 @@ class Chart {
     const shape = (all) => all.map((line) => [line.label, line.colour, line.dashed, line.faint]);
     const isSame =
       this.axis === axis && JSON.stringify(shape(lines)) === JSON.stringify(shape(this.lines));
-    const isLogarithmic = this.format === metric && isWide(lines);
-    if (!isSame || isLogarithmic !== this.isLogarithmic) this.discard();
-    Object.assign(this, { lines, marks, axis, extent, isLogarithmic });
+    if (!isSame) this.discard();
+    Object.assign(this, { lines, marks, axis, extent });
+    this.choose();
+  }
+
+  /** Draw the lines with the axis and the smoothing that the user has chosen. */
+  choose() {
+    const isMetric = this.format === metric;
+    const [least, most] = rangeOfAll(this.lines);
+    const isLogarithmic =
+      isMetric &&
+      most > 0 &&
+      (this.scale ? this.scale === "log" : least > 0 && most > LOGARITHMIC * least);
+    const weight = isMetric && slider ? slider.valueAsNumber : 0;
+    if (isLogarithmic !== this.isLogarithmic || weight > 0 !== this.weight > 0) this.discard();
+    Object.assign(this, { isLogarithmic, weight });
+    if (isMetric) {
+      this.logButton.hidden = !(most > 0);
+      this.logButton.setAttribute("aria-pressed", isLogarithmic);
+    }
     this.draw();
   }
 
@@ -117,7 +182,13 @@ class Chart {
   }
 
   render() {
-    this.columns = align(this.lines, this.extent);
+    this.drawn = this.weight
+      ? [
+          ...this.lines.map((line) => ({ ...line, isRaw: true })),
+          ...this.lines.map((line) => ({ ...line, points: smooth(line.points, this.weight) })),
+        ]
+      : this.lines;
+    this.columns = align(this.drawn, this.extent);
     this.describe(null);
     this.fillTable();
     const data = this.isStack ? stack(this.columns) : this.columns;
@@ -142,7 +213,9 @@ class Chart {
         x: { time: false },
         y:
           this.format === metric
-            ? { distr: this.isLogarithmic ? 3 : 1 }
+            ? this.isLogarithmic
+              ? { distr: 3 }
+              : { range: (_, least, most) => rangeOfAxis(least, most) }
             : { range: (_, least, most) => [0, 1.1 * Math.max(most, highest) || 1] },
       },
       axes: [
@@ -156,10 +229,12 @@ class Chart {
         {
           ...axis,
           size: (_, all) => 14 + 6.5 * Math.max(3, ...(all ?? []).map((one) => one.length)),
-          values: (_, all) => all.map(this.format === rate ? metric : this.format),
+          values: (_, all) =>
+            [metric, rate].includes(this.format) ? labelTicks(all) : all.map(this.format),
+          ...(this.format === percent && { incrs: WHOLE_PERCENTS }),
         },
       ],
-      series: [{}, ...this.lines.map((line) => this.series(line))],
+      series: [{}, ...this.drawn.map((line) => this.series(line))],
       bands: this.isStack ? this.lines.slice(1).map((_, i) => ({ series: [i + 2, i + 1] })) : [],
       hooks: {
         draw: [(plot) => this.drawMarks(plot)],
@@ -175,7 +250,7 @@ class Chart {
     return {
       stroke,
       width: this.isStack ? 1 : 1.75,
-      alpha: line.faint ? 0.4 : 1,
+      alpha: (line.faint ? 0.4 : 1) * (line.isRaw ? 0.35 : 1),
       dash: line.dashed ? [3, 3] : undefined,
       ...(this.isStack
         ? { fill: stroke.replace(")", ", 0.25)"), points: { show: line.points.length < 2 } }
@@ -236,15 +311,20 @@ class Chart {
     const shown = new Map();
     this.lines.forEach((line, place) => {
       const value = index == null ? line.latest : this.valueNear(place + 1, index);
-      if (value !== undefined) shown.set(line.label, { line, value });
+      if (value === undefined) return;
+      const last = this.columns[0].length - 1;
+      const average = this.weight
+        ? this.valueNear(this.lines.length + place + 1, index ?? last)
+        : null;
+      shown.set(line.label, { line, value, average });
     });
     const sum = [...shown.values()].reduce((total, { value }) => total + Number(value), 0);
-    const keys = [...shown.values()].map(({ line, value }) => {
+    const keys = [...shown.values()].map(({ line, value, average }) => {
       const sample = el("i", { class: line.dashed ? "dashed" : "" });
       sample.style.borderColor = `var(--${line.colour})`;
       const [text, rest] = this.isStack
         ? [percent(value / (sum || 1)), ` ${this.text(value)}`]
-        : [this.text(value)];
+        : [this.text(value), average == null ? "" : `, smoothed ${metric(average)}`];
       return el("span", { class: "key" }, sample, `${line.label} `, el("b", {}, text), rest);
     });
     this.keys.replaceChildren(...keys, this.more ?? "");
@@ -405,15 +485,55 @@ function gapsOf(line) {
   return line.gaps ?? [];
 }
 
-/** Return whether all values are above 0 and differ too much for a linear scale. */
-function isWide(lines) {
-  const values = lines.flatMap((line) => line.points.map((point) => point[1]));
-  const known = values.filter((value) => value !== null);
-  const least = known.reduce((a, b) => Math.min(a, b), Infinity);
-  return least > 0 && known.some((value) => value > LOGARITHMIC * least);
+/** Return the least and the greatest value of all lines; infinities where no value is finite. */
+function rangeOfAll(lines) {
+  let [least, most] = [Infinity, -Infinity];
+  for (const { points } of lines) {
+    for (const [, y] of points) {
+      if (y === null) continue;
+      if (y < least) least = y;
+      if (y > most) most = y;
+    }
+  }
+  return [least, most];
+}
+
+/** Return the ends of a linear axis for values in a range; around a constant, a tenth of it. */
+function rangeOfAxis(least, most) {
+  if (least === null) return [null, null];
+  const size = Math.max(Math.abs(least), Math.abs(most));
+  if (most - least > CONSTANT * size) return uPlot.rangeNum(least, most, 0.1, true);
+  const room = 0.1 * (size || 1);
+  return [least - room, most + room];
+}
+
+/** Return the labels of ticks: with four digits, or with as many more as tell them apart. */
+export function labelTicks(values) {
+  for (let digits = 4; ; digits += 1) {
+    const labels = values.map((value) => metric(value, digits));
+    const known = labels.filter(Boolean);
+    if (new Set(known).size === known.length || digits === 15) return labels;
+  }
+}
+
+/**
+ * Return points with the exponential moving average of their values; `weight` is that of the past.
+ *
+ * As in TensorBoard, it is divided by the sum of its weights, so that it does not begin near 0. In this
+ * form of the sum, the average of a constant is exactly that constant.
+ */
+export function smooth(points, weight) {
+  let [average, past] = [0, 1];
+  return points.map(([x, y]) => {
+    if (y === null) return [x, y];
+    past *= weight;
+    average += ((y - average) * (1 - weight)) / (1 - past);
+    return [x, average];
+  });
 }
 
 const WHOLE_STEPS = [1, 2, 5, 10, 20, 50];
+const WHOLE_PERCENTS = [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5];
 const TIME_STEPS = [
   1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400,
 ];

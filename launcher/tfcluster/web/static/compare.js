@@ -8,7 +8,7 @@ import { get, showProblem } from "./live.js";
 
 const ids = (new URLSearchParams(location.search).get("runs") ?? "").split(",").filter(Boolean);
 let runs = [];
-let rows = [];
+let parts = [];
 
 async function load() {
   if (ids.length < 2) {
@@ -19,17 +19,18 @@ async function load() {
   const compared = await get(`/api/compare?runs=${ids.map(encodeURIComponent).join(",")}`);
   const histories = await Promise.all(compared.runs.map(historyOf));
   runs = compared.runs.map((run, index) => ({ ...run, history: new History(histories[index]) }));
-  rows = compared.rows;
+  parts = compared.parts;
   showLegend();
   drawCharts();
   showTable();
 }
 
 function showLegend() {
-  const items = runs.map(({ run, label }, index) => {
+  const items = runs.map(({ run, label, arguments: own }, index) => {
     const sample = el("i");
     sample.style.borderColor = `var(--${seriesColour(index)})`;
-    return el("li", {}, sample, el("a", { href: `/runs/${encodeURIComponent(run)}` }, label));
+    const link = el("a", { href: `/runs/${encodeURIComponent(run)}` }, label);
+    return el("li", {}, sample, link, own && el("code", {}, own));
   });
   byId("legend").replaceChildren(...items);
 }
@@ -62,18 +63,20 @@ function showTable() {
   const isShown = ({ values }) => byId("all-rows").checked || new Set(values).size > 1;
   const heads = runs.map(({ label }) => el("th", { scope: "col" }, label));
   byId("differences").tHead.replaceChildren(el("tr", {}, el("td"), heads));
-  byId("differences").tBodies[0].replaceChildren(
-    ...rows
-      .filter(isShown)
-      .map(({ name, values }) =>
-        el(
-          "tr",
-          {},
-          el("th", { scope: "row" }, name),
-          values.map((value) => el("td", { class: "long" }, value)),
-        ),
-      ),
-  );
+  const rowOf = ({ name, values }) =>
+    el(
+      "tr",
+      {},
+      el("th", { scope: "row" }, name),
+      values.map((value) => el("td", { class: "long" }, value)),
+    );
+  const bodyOf = ({ title, rows }) => {
+    const shown = rows.filter(isShown).map(rowOf);
+    const head = el("th", { scope: "rowgroup", colspan: 1 + runs.length, class: "part" }, title);
+    return shown.length ? el("tbody", {}, el("tr", {}, head), shown) : null;
+  };
+  for (const body of [...byId("differences").tBodies]) body.remove();
+  byId("differences").append(...parts.map(bodyOf).filter(Boolean));
 }
 
 onAxisChange(drawCharts);

@@ -109,6 +109,22 @@ export class History {
     return this.curves.get(keyOf(this.chief, kind, name)) ?? this.of(kind, name)[0];
   }
 
+  /**
+   * Return `[name, value]` for each metric of the chief, the loss first, then as they were first reported.
+   *
+   * The value is the latest one of the present attempt, null where that has none.
+   */
+  latestMetrics() {
+    const since = this.restartsOf(this.chief).at(-1) ?? 0;
+    return [...this.curves.values()]
+      .filter((curve) => curve.kind === "metric" && curve.task === this.chief)
+      .map(({ name, points }) => {
+        const [time, , value] = points.at(-1) ?? [];
+        return [name, time >= since ? value : null];
+      })
+      .sort(([a], [b]) => (b === "loss") - (a === "loss"));
+  }
+
   /** Return the times at which `task` began anew. */
   restartsOf(task) {
     return this.timeline

@@ -40,14 +40,14 @@ export function count(value) {
   return value == null ? "" : Math.round(value).toLocaleString("en-US");
 }
 
-/** Return a metric with four digits; NaN and infinities are the words of the JSON. */
-export function metric(value) {
+/** Return a metric with four digits, or `digits`; NaN and infinities are the words of the JSON. */
+export function metric(value, digits = 4) {
   const number = Number(value);
   if (value == null) return "";
   if (!isFinite(number)) return Number.isNaN(number) ? "NaN" : number > 0 ? "∞" : "−∞";
   if (number !== 0 && (Math.abs(number) < 1e-3 || Math.abs(number) >= 1e6))
-    return number.toExponential(2);
-  return String(Number(number.toPrecision(4)));
+    return number.toExponential(digits - 2);
+  return String(Number(number.toPrecision(digits)));
 }
 
 export function percent(share) {

@@ -22,6 +22,7 @@ let history = null;
 let facts = null;
 let showsAllOfTimeline = false;
 let chartsAt = 0;
+const cards = new Set(); // the names of the figures that the live run has had
 
 const drawState = oncePerFrame(() => {
   showHeader();
@@ -129,7 +130,7 @@ function showFigures() {
   );
   const checkpoint = snapshot.checkpoints.at(-1);
   const figures = [
-    ...Object.entries(task.metrics)
+    ...[...new Map([...history.latestMetrics(), ...Object.entries(task.metrics)])]
       .slice(0, MOST_METRICS)
       .map(([name, value]) => [name, metric(value)]),
     ...speed(task),
@@ -144,16 +145,18 @@ function showFigures() {
       "Checkpoint",
       checkpoint ? (checkpoint.step != null ? `step ${count(checkpoint.step)}` : "gathered") : "",
     ],
-  ].filter(([, value]) => value !== "");
+  ];
+  if (isFinal(snapshot.status)) cards.clear();
+  for (const [name, value] of figures) if (value !== "") cards.add(name);
   syncRows(
     byId("figures"),
-    figures,
+    figures.filter(([name]) => cards.has(name)), // one that was there stays while the run goes on
     ([name]) => name,
     () => el("div", {}, el("dt"), el("dd")),
     (row, [name, value]) => {
       write(row.firstElementChild, name);
       row.firstElementChild.title = clean(name);
-      write(row.lastElementChild, value);
+      write(row.lastElementChild, value || "–");
     },
   );
   showGoodput(byId("goodput"), snapshot.goodput);
@@ -169,7 +172,7 @@ function speed(figures) {
   const isOver = isFinal(snapshot.status);
   const [prefix, suffix] = isOver ? ["mean_", " on average"] : ["", ""];
   const examples = figures[`${prefix}examples_per_second`];
-  return examples != null
+  return examples != null || cards.has(`Examples/s${suffix}`)
     ? [[`Examples/s${suffix}`, rate(examples)]]
     : [[`Steps/s${suffix}`, rate(figures[`${prefix}steps_per_second`])]];
 }
