@@ -145,8 +145,10 @@ def _watch_live(*, as_json: bool) -> None:
         terminal.emit_json([describe(run, now=time.time()) for run in runs.read()])
     elif is_live:
         watch(runs, terminal)
+    elif live := runs.read():
+        terminal.out(stdout_text(runs_grid(live, now=time.time(), live=True), terminal))
     else:
-        terminal.out(stdout_text(runs_grid(runs.read(), now=time.time(), live=True), terminal))
+        terminal.say("no run is live")
 
 
 @click.command("status")
