@@ -15,11 +15,13 @@ from typing import NoReturn
 from tfcluster.agent import foreign_json
 from tfcluster.api import make_launch
 from tfcluster.backends import past_runs
+from tfcluster.coordinator import on_end
 from tfcluster.coordinator.foreground import RunSession
 from tfcluster.coordinator.launch import END_ANNOUNCED, SIGNALS, open_folder, signals_held_back
 from tfcluster.coordinator.submitting import take_over
 from tfcluster.discovery import planning
 from tfcluster.errors import TfclusterError
+from tfcluster.rundir import registry
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.run_writer import RunWriter
 from tfcluster.rundir.states import Status
@@ -56,6 +58,7 @@ def _end(paths: RunPaths, outcome: Outcome) -> int:
     """Record the end of a run that does not start; return its exit code."""
     writer = RunWriter(open_folder(paths), paths)
     writer.record(outcome.event())
+    on_end.tell(writer, registry.load_plan(paths))
     writer.close()
     past_runs.forget(paths.run_id)
     return outcome.exit_code

@@ -13,7 +13,7 @@ import pytest
 from tests.launcher.checkpoints.files import flip_a_bit
 
 from .commandline import CommandLine, read_events, wait_for
-from .live import Live
+from .live import InBackground, Live
 
 SAVES = """
 import os, struct, sys
@@ -119,6 +119,44 @@ def test_resume_of_a_missing_step_names_the_steps_that_exist(
         assert done.code == 2, what
         assert words in done.err
         assert len(shell.runs()) == count
+
+    again = shell.run("restart", "empty")
+    assert again.code == 0, again.err
+    assert "has gathered no checkpoint: it starts from the beginning" in again.err
+    assert len(shell.runs()) == count + 1
+
+
+def test_restart_stops_a_live_run_and_goes_on_from_its_newest_checkpoint(
+    shell: CommandLine,
+) -> None:
+    waits = "import time\nwhile not os.path.exists('finish'):\n    time.sleep(0.05)\n"
+    shell.script("save.py", SAVES + waits)
+    supervision = {"on_end": "cat > end; mv end $TFCLUSTER_STATUS.json"}
+    spec = shell.spec("s.json", {"script": "save.py"}, supervision=supervision)
+    run = InBackground(shell, "up", str(spec), "-e", "A=1", name="s")
+    wait_for(lambda: [step["step"] for step in run.state()["checkpoints"]][-1:] == [3])
+
+    done = shell.run("restart", "-d", run.id)
+
+    assert done.code == 0, done.err
+    assert f"{run.id} has ended: interrupted" in done.err
+    assert read_end(shell, "interrupted") == (run.id, 143)
+    shell.script("finish", "")
+    new = done.out.decode().strip()
+    assert shell.run("wait", new).code == 0
+    assert read_end(shell, "succeeded") == (new, 0)
+    assert shell.log("worker:1").startswith(b"begins at 3 with")
+    assert shell.state()["resumed_from"] == {"run": run.id, "step": 3}
+    assert json.loads((shell.last_run() / "spec.json").read_text())["job"]["env"] == {"A": "1"}
+
+
+def read_end(shell: CommandLine, status: str) -> tuple[str, int]:
+    """Return the run and the exit code that a command of `on_end` has got."""
+    path = shell.cwd / f"{status}.json"
+    wait_for(path.exists)
+    end = json.loads(path.read_text())
+    assert end["status"] == status
+    return end["run"], end["exit_code"]
 
 
 def test_a_copied_run_whose_newest_checkpoint_is_damaged_goes_on_from_the_one_before(

@@ -11,8 +11,15 @@ import os
 import click
 
 from tfcluster.cli.completion import task_names
-from tfcluster.cli.options import HOST_OPTIONS, WithJobArgs, backend_option, plan_options
+from tfcluster.cli.options import (
+    ENV_OPTIONS,
+    HOST_OPTIONS,
+    WithJobArgs,
+    backend_option,
+    plan_options,
+)
 from tfcluster.discovery import planning
+from tfcluster.discovery.planning import Planned
 from tfcluster.errors import Problem, SetupError, SpecError, TfclusterError
 from tfcluster.plans import placement
 from tfcluster.preflight import rules
@@ -64,7 +71,7 @@ def _problems_of(error: TfclusterError, place: str) -> list[dict[str, str]]:
 @_spec
 @click.option("--task", "task_name", metavar="TASK", shell_complete=task_names,
               help="Show one task in full, such as worker:1.")  # fmt: skip
-@_plan_options
+@plan_options(*HOST_OPTIONS, backend_option, *ENV_OPTIONS)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def plan(spec: str | None, changes: PlanOptions, task_name: str | None, as_json: bool) -> None:
     """Show the tasks of SPEC (./tfcluster.json): nodes, addresses, Python, resources.
@@ -72,7 +79,11 @@ def plan(spec: str | None, changes: PlanOptions, task_name: str | None, as_json:
     ARGS after -- are appended to the job's own. Problems that would stop `up` are listed too;
     the exit code is still 0.
     """
-    planned = planning.plan(spec, changes)
+    show_plan(planning.plan(spec, changes), task_name, as_json=as_json)
+
+
+def show_plan(planned: Planned, task_name: str | None = None, *, as_json: bool) -> None:
+    """Print a plan and what would stop its start, or one of its tasks in full."""
     problems = tuple(rules.find_obstacles(planned))
     plan, terminal = planned.plan, Terminal()
     if task_name is not None:

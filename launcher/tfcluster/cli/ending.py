@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import time
 from collections.abc import Iterator, Sequence
 
@@ -19,7 +20,7 @@ from tfcluster.errors import NodeLostError, SetupError, UnknownRunError, UsageEr
 from tfcluster.run_handle import Run
 from tfcluster.rundir import registry
 from tfcluster.rundir.paths import RunPaths, runtime_dir
-from tfcluster.rundir.snapshot import RunSnapshot, describe_failure
+from tfcluster.rundir.snapshot import RunSnapshot, describe_failure, end_json
 from tfcluster.rundir.states import Status
 from tfcluster.ui import history
 from tfcluster.ui.formats import plural
@@ -77,18 +78,29 @@ def down(
     else:
         targets = _find_run(run, terminal)
     errors: list[SetupError] = []
-    ended = _stop_all(targets, terminal, errors, now=now)
-    kept = set[str]() if now else _gather_what_is_left(terminal, ended)
-    done = {state.run for state in ended}
-    for ended_run in done - kept:
-        past = past_runs.find_leftovers_of(ended_run, patience_s=_ANSWER_S)
-        errors += _remove_leftovers(past, terminal)
+    ended, kept = stop_and_clean_up(targets, terminal, errors, now=now)
     if everything:
+        done = {state.run for state in ended}
         past = past_runs.find_leftovers(excluded=done | kept, patience_s=_ANSWER_S)
         errors += _remove_leftovers(past, terminal)
     if as_json:
         terminal.emit_json([{"run": state.run, "status": str(state.status)} for state in ended])
     NodeLostError.raise_all(errors)
+
+
+def stop_and_clean_up(
+    targets: Sequence[RunPaths], terminal: Terminal, errors: list[SetupError], *, now: bool = False
+) -> tuple[list[RunSnapshot], set[str]]:
+    """Stop runs and remove what they have left on their backends; add to `errors` what fails.
+
+    Return their states, and the runs whose newest checkpoint stays where it is.
+    """
+    ended = _stop_all(targets, terminal, errors, now=now)
+    kept = set[str]() if now else _gather_what_is_left(terminal, ended)
+    for ended_run in {state.run for state in ended} - kept:
+        past = past_runs.find_leftovers_of(ended_run, patience_s=_ANSWER_S)
+        errors += _remove_leftovers(past, terminal)
+    return ended, kept
 
 
 def _gather_what_is_left(terminal: Terminal, ended: Sequence[RunSnapshot]) -> set[str]:
@@ -217,9 +229,7 @@ def wait(run: str | None, as_json: bool) -> int:
     for part in (*history.format_reason(state), *history.format_cause(state)):
         terminal.say("\n".join(part_lines(part, terminal.width)))
     if as_json:
-        facts = {"run": state.run, "status": str(state.status), "exit_code": state.exit_code}
-        reasons = {"reason": state.reason, "hint": state.hint, "diagnosis": state.diagnosis}
-        terminal.emit_json(facts | {key: value for key, value in reasons.items() if value})
+        terminal.emit_json(end_json(state))
     if state.exit_code is None:
         message, fix = describe_failure(state)
         raise NodeLostError(message, fix=fix)
@@ -228,10 +238,12 @@ def wait(run: str | None, as_json: bool) -> int:
 
 @click.command("rm")
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...", shell_complete=run_names)
+@click.option("-y", "--yes", is_flag=True, help="Delete all runs of a name without asking.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array of the deleted runs.")
-def rm(runs: tuple[str, ...], as_json: bool) -> None:
+def rm(runs: tuple[str, ...], yes: bool, as_json: bool) -> None:
     """Delete the folders of RUNs: logs, checkpoints, outputs. Live runs are refused.
 
+    If several runs have the name RUN, ask whether all are meant, or without a terminal refuse.
     A run whose folder is gone is forgotten, with what a cluster may have of it that cannot be
     asked.
     """
@@ -242,7 +254,8 @@ def rm(runs: tuple[str, ...], as_json: bool) -> None:
         for run in dict.fromkeys(runs)
         if past_runs.is_noted(run) and not RunPaths.of(run).root.exists()
     ]
-    selected = dict.fromkeys(get_run(run) for run in runs if run not in gone)
+    named = (_find_named(run, terminal, yes=yes) for run in runs if run not in gone)
+    selected = dict.fromkeys(run for found in named for run in found)
     for run in selected:
         run.require_ended()
     deleted, errors = list[str](), list[SetupError]()
@@ -258,6 +271,30 @@ def rm(runs: tuple[str, ...], as_json: bool) -> None:
     if as_json:
         terminal.emit_json(deleted)
     NodeLostError.raise_all(errors)
+
+
+def _find_named(name: str, terminal: Terminal, *, yes: bool) -> list[Run]:
+    """Return the runs called `name`, if the user means all. Raises UsageError, click.Abort."""
+    found = [Run(paths) for paths in registry.resolve_all(name)]
+    if len(found) > 1 and not yes:
+        for run in found:
+            run.require_ended()
+        rows = "\n".join(f"  {run.id}  {run.status}" for run in found)
+        question = f"{len(found)} runs are called {name}:\n{rows}"
+        fix = f"name one by its id, or delete all: tfcluster rm -y {shlex.quote(name)}"
+        _confirm(question, f"Delete all {len(found)}?", terminal, fix=fix)
+    return found
+
+
+def _confirm(what: str, question: str, terminal: Terminal, *, fix: str) -> None:
+    """Return once the user has agreed to `what`.
+
+    Raises click.Abort if not, and UsageError without a terminal.
+    """
+    if not terminal.can_ask:
+        raise UsageError(f"{what}\nthere is no terminal to ask on", fix=fix)
+    terminal.say(what)
+    click.confirm(question, abort=True, err=True)
 
 
 def _forget(run: str, terminal: Terminal) -> None:
@@ -276,7 +313,7 @@ def _forget(run: str, terminal: Terminal) -> None:
 @click.option("--older-than", metavar="AGE",
               help="Delete only runs that ended longer ago than AGE: 30d, 12h.")  # fmt: skip
 @click.option("-n", "--dry-run", is_flag=True, help="Only print what would be deleted.")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask; needed without a terminal.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array of the selected runs.")
 def prune(
     keep: int | None, older_than: str | None, dry_run: bool, yes: bool, as_json: bool
@@ -294,8 +331,9 @@ def prune(
     if not selected:
         terminal.say("nothing to delete")
     if selected and not yes and not dry_run:
-        terminal.say("\n".join(paths.run_id for paths in selected))
-        click.confirm(f"Delete {plural(len(selected), 'run')}?", abort=True, err=True)
+        number = plural(len(selected), "run")
+        listed = "\n".join([f"{number}:", *(f"  {paths.run_id}" for paths in selected)])
+        _confirm(listed, f"Delete {number}?", terminal, fix="`tfcluster prune -y` deletes them")
     errors: list[SetupError] = []
     for paths in selected:
         with collecting_errors(errors):

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shlex
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from tfcluster.spec import (
     run_name,
     yaml_text,
 )
+from tfcluster.spec.templates import templates
 from tfcluster.ui.formats import plural
 from tfcluster.ui.terminal import Terminal
 
@@ -125,7 +125,7 @@ def _choose_script(terminal: Terminal) -> str | None:
     On a terminal the user chooses. Raises UsageError without one, if there are several.
     """
     names = training_scripts(Path())
-    if not names or not (sys.stdin is not None and sys.stdin.isatty() and terminal.stderr.is_tty):
+    if not names or not terminal.can_ask:
         if len(names) > 1:
             fix = f"name one: tfcluster init --script {shlex.quote(names[0])}"
             fix += f"\n  → or start from an example: tfcluster init --template {FIRST_TEMPLATE}"
@@ -212,19 +212,6 @@ def format_spec(spec: Mapping[str, Any], ending: str) -> str:
     fields = {key: value for key, value in spec.items() if key != "$schema"}
 
     return f"# yaml-language-server: $schema={_SCHEMA}\n{yaml_text.write(fields)}"
-
-
-def templates() -> dict[str, Path]:
-    """Return name → file of the templates, in the wheel or else in the source tree.
-
-    Raises UsageError for a broken installation.
-    """
-    package = Path(__file__).parents[1]
-    for folder in (package / "templates", package.parents[1] / "cluster_specs"):
-        if folder.is_dir():
-            return {path.stem: path for path in sorted(folder.glob("*.json"))}
-    fix = "reinstall it: pip install --force-reinstall tfcluster"
-    raise UsageError("the templates are missing from this installation", fix=fix)
 
 
 def about(template: Path) -> str:

@@ -29,6 +29,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "up": "Start the cluster of a spec and follow it to its end.",
         "join": "Start this machine's tasks of a cluster.",
         "run": "Run a script as N workers on this machine, without a spec.",
+        "restart": "Start a run again, from its newest checkpoint.",
     },
     "Watch": {
         "ps": "List live runs (-a: all runs).",
@@ -82,6 +83,7 @@ OTHER_WORDS = {
     **dict.fromkeys(("follow", "watch", "monitor"), "attach"),
     **dict.fromkeys(("stack", "traceback", "py-spy"), "stacks"),
     **dict.fromkeys(("trace", "xprof", "profiler"), "profile"),
+    **dict.fromkeys(("resume", "rerun", "retry", "continue"), "restart"),
     **dict.fromkeys(("resize", "grow", "shrink"), "scale-to"),
     **{"version": "--version", "dashboard": "ui", "web": "ui", "docs": "help", "dry-run": "plan"},
 }
@@ -183,6 +185,17 @@ def _successors(args: list[str]) -> str:
     )
 
 
+def _rewritten(error: click.ClickException, args: list[str]) -> str:
+    """Return a line with the command that an option of other tools means here, or ""."""
+    from tfcluster.cli.other_options import rewrite
+
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    if context is None or isinstance(context.command, click.Group):
+        return ""
+    line = rewrite(args, context.command)
+    return f"\n  → {line}" if line else ""
+
+
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="tfcluster")
 @click.option("--debug", is_flag=True, help="Show the traceback of every error.")
@@ -211,7 +224,8 @@ def main() -> None:
     except click.ClickException as error:
         text = io.StringIO()
         error.show(text)
-        Terminal().say(text.getvalue().rstrip("\n") + _successors(sys.argv[1:]))
+        hint = _successors(sys.argv[1:]) or _rewritten(error, sys.argv[1:])
+        Terminal().say(text.getvalue().rstrip("\n") + hint)
         code = error.exit_code
     except (click.Abort, KeyboardInterrupt):
         code = 130

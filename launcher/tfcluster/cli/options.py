@@ -21,6 +21,7 @@ import click
 
 from tfcluster.agent.error_text import reason_of
 from tfcluster.cli.completion import backend_names
+from tfcluster.cli.other_options import OTHER_OPTIONS, misplaced
 from tfcluster.errors import UsageError
 from tfcluster.spec import NO_CHOICE, PYTHON_ENDINGS, HostChoice, LaunchOptions, PlanOptions
 from tfcluster.ui.terminal import Terminal
@@ -81,6 +82,19 @@ set_option = click.option(
     "--set", "sets", multiple=True, metavar="A.B=C", help="Set a field of the spec."
 )
 python_option = click.option("--python", metavar="PATH", help="Python that runs the tasks.")
+ENV_OPTIONS = (
+    click.option("-e", "--env", "variables", multiple=True, metavar="NAME[=VALUE]",
+                 help="Set a variable of all tasks; without =VALUE, to the value it has here."),
+    click.option("--env-file", metavar="FILE", callback=_absolute,
+                 help="Take variables from a file of NAME=VALUE lines (job.env_file)."),
+)  # fmt: skip
+on_end_option = click.option(
+    "--on-end", metavar="CMD|URL",
+    help="Run CMD, or POST to an https URL, when the run has ended (supervision.on_end).",
+)  # fmt: skip
+dry_run_option = click.option(
+    "--dry-run", is_flag=True, help="Show the plan, as `plan` does, and start nothing."
+)
 backend_option = click.option(
     "--backend",
     metavar="NAME",
@@ -124,9 +138,33 @@ def _plan_options(
     hosts: HostChoice = NO_CHOICE,
     backend: str | None = None,
     name: str | None = None,
+    variables: tuple[str, ...] = (),
+    env_file: str | None = None,
+    on_end: str | None = None,
 ) -> PlanOptions:
-    fields = {"--name": ("name", name), "--backend": ("runtime.backend", backend)}
-    return PlanOptions(sets, fields, hosts, python, job_args())
+    fields = {
+        "--name": ("name", name),
+        "--backend": ("runtime.backend", backend),
+        "--env-file": ("job.env_file", env_file),
+        "--on-end": ("supervision.on_end", on_end),
+    }
+    return PlanOptions(sets, fields, hosts, python, job_args(), _read_variables(variables))
+
+
+def _read_variables(variables: Sequence[str]) -> dict[str, str | None]:
+    """Return the variables of ``-e``.
+
+    A run folder never holds the value of a secret one: where the run is planned again, in a job of
+    a scheduler, the value comes from the environment, as if it had been exported.
+    """
+    from tfcluster.plans.secrets import is_secret
+
+    split = (text.partition("=") for text in variables)
+    env = {name: value if equals else None for name, equals, value in split}
+    for name, value in env.items():
+        if value is not None and is_secret(name, named=(), shown=()):
+            os.environ[name] = value
+    return env
 
 
 def plan_options(*more: Decorator) -> Decorator:
@@ -168,10 +206,15 @@ class WithJobArgs(click.Command):
         try:
             return super().parse_args(ctx, args[:end])
         except click.NoSuchOption as error:
+            scripts = [word for word in args[:end] if word.endswith(PYTHON_ENDINGS)]
+            if error.option_name in OTHER_OPTIONS and not scripts:
+                raise
             message = f"{error.format_message()} The job's own arguments come after `--`."
-            if scripts := [word for word in args[:end] if word.endswith(PYTHON_ENDINGS)]:
-                start = args.index(scripts[0])
-                line = shlex.join(["tfcluster", "run", *args[start:]])
+            if scripts:
+                start, root = args.index(scripts[0]), ctx.find_root().command
+                run = root.get_command(ctx, "run") if isinstance(root, click.Group) else None
+                ours, rest = misplaced(args[start + 1 :], run or self, code="")
+                line = shlex.join(["tfcluster", "run", *ours, scripts[0], *rest])
                 message = f"{error.message} To run a script: {line}"
             raise click.UsageError(message, ctx) from None
 

@@ -8,6 +8,7 @@ import os
 import re
 import shlex
 import shutil
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib import import_module
@@ -22,18 +23,22 @@ from tfcluster import api
 from tfcluster.api import make_launch, require_scheduler, spec_of_program
 from tfcluster.cli.completion import run_names, task_names
 from tfcluster.cli.options import (
+    ENV_OPTIONS,
     HOST_OPTIONS,
     Display,
     WithJobArgs,
     backend_option,
     chaos_option,
+    dry_run_option,
     launch_options,
+    on_end_option,
     plan_options,
     skip_options,
 )
+from tfcluster.cli.other_options import OTHER_OPTIONS, misplaced, options_of
 from tfcluster.coordinator import resume as resuming
 from tfcluster.discovery import planning
-from tfcluster.discovery.planning import plan_own_part
+from tfcluster.discovery.planning import Planned, plan_own_part
 from tfcluster.errors import PreflightError, SetupError, TfclusterError, UsageError
 from tfcluster.kinds import leave_allocation
 from tfcluster.rundir import registry
@@ -55,7 +60,8 @@ _name = click.option("--name", metavar="NAME",
 
 @click.command("up", cls=WithJobArgs)
 @click.argument("spec", required=False)
-@plan_options(*HOST_OPTIONS, backend_option, _name)
+@plan_options(*HOST_OPTIONS, backend_option, _name, *ENV_OPTIONS, on_end_option)
+@dry_run_option
 @click.option("--submit", "submits", is_flag=True,
               help="Submit a job of its own, also inside an allocation.")  # fmt: skip
 @click.option("--resume", metavar="RUN[@STEP]", shell_complete=run_names,
@@ -66,6 +72,7 @@ _name = click.option("--name", metavar="NAME",
 def up(
     spec: str | None,
     changes: PlanOptions,
+    dry_run: bool,
     submits: bool,
     resume: str | None,
     excepted: tuple[str, ...],
@@ -93,6 +100,8 @@ def up(
     planned = planned.without_tasks(excepted)
     if submits:
         require_scheduler(planned.plan)
+    if dry_run:
+        return _show_plan(planned, display)
     return launch(make_launch(planned, options, resume=resumed), display)
 
 
@@ -100,7 +109,7 @@ def up(
 @click.argument("spec", required=False)
 @click.option("--task", "names", multiple=True, metavar="TASK", shell_complete=task_names,
               help="Start worker:1, whatever its address; may be repeated.")  # fmt: skip
-@plan_options(_name)
+@plan_options(_name, *ENV_OPTIONS, on_end_option)
 @launch_options(*skip_options("this machine"))
 def join(
     spec: str | None,
@@ -141,13 +150,15 @@ class _Run(click.Command):
               help="Number of workers (default: 2; with --hosts: their slots).")  # fmt: skip
 @click.option("-m", "module", metavar="MODULE", help="Run a module instead of SCRIPT.")
 @click.option("--no-python", is_flag=True, help="Run the command SCRIPT without Python.")
-@plan_options(*HOST_OPTIONS, _name)
+@plan_options(*HOST_OPTIONS, _name, *ENV_OPTIONS, on_end_option)
+@dry_run_option
 @launch_options(chaos_option)
 @click.argument("line", nargs=-1, metavar="SCRIPT [ARGS]...", type=click.UNPROCESSED)
 def run(
     module: str | None,
     no_python: bool,
     changes: PlanOptions,
+    dry_run: bool,
     line: tuple[str, ...],
     options: LaunchOptions,
     display: Display,
@@ -165,13 +176,24 @@ def run(
     if module is not None:
         kind = "module"
     _check_program(program, args, kind)
+    if kind == "script":
+        _warn_of_misplaced(program, args)
     hosts = changes.hosts
     if kind == "command" and hosts.hosts is None and hosts.hostfile is None:
         _check_command(program)
     spec = spec_of_program(program, args, workers=hosts.workers or 2, kind=kind)
     loaded = load(spec, changes, where="tfcluster run")
     planned = planning.plan(loaded, changes, meanwhile=preimport)
+    if dry_run:
+        return _show_plan(planned, display)
     return launch(make_launch(planned, options), display)
+
+
+def _show_plan(planned: Planned, display: Display) -> int:
+    from tfcluster.cli.checking import show_plan
+
+    show_plan(planned, as_json=display.as_json)
+    return 0
 
 
 def _check_program(program: str, args: Sequence[str], kind: str) -> None:
@@ -179,12 +201,10 @@ def _check_program(program: str, args: Sequence[str], kind: str) -> None:
     if not program:
         raise UsageError("no script to run", fix="tfcluster run [-n 2] SCRIPT [ARGS…]")
     if program.startswith("-") and not os.path.isfile(program):
-        context = click.get_current_context()
-        known = [name for option in context.command.params for name in option.opts]
-        near = difflib.get_close_matches(program, known, n=1)
-        near = ["-n"] if re.search("worker|proc", program) else near
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise click.UsageError(f"No such option {program!r}.{hint}", context)
+        context, option = click.get_current_context(), program.partition("=")[0]
+        near = difflib.get_close_matches(option, options_of(context.command), n=1)
+        hint = f" Did you mean {near[0]!r}?" if near and option not in OTHER_OPTIONS else ""
+        raise click.NoSuchOption(option, f"No such option {option!r}.{hint}", ctx=context)
     if kind != "script":
         return
     path = Path(os.path.expanduser(program))
@@ -198,6 +218,20 @@ def _check_program(program: str, args: Sequence[str], kind: str) -> None:
         words = [program if "/" in program else f"./{program}", *args]
         fix = shlex.join(["tfcluster", "run", "--no-python", *words])
         raise UsageError(f"{program} is not a Python script", fix=fix)
+
+
+def _warn_of_misplaced(program: str, args: Sequence[str]) -> None:
+    """Warn of options after SCRIPT that are `run`'s, and that the script does not mention."""
+    try:
+        code = Path(os.path.expanduser(program)).read_text(errors="replace")
+    except OSError:
+        return
+    ours, rest = misplaced(args, click.get_current_context().command, code)
+    if ours:
+        before = sys.argv[1 : len(sys.argv) - len(args) - 1]
+        line = shlex.join(["tfcluster", *before, *ours, program, *rest])
+        sentence = f"warning: {shlex.join(ours)} comes after {program}, so the script gets it"
+        Terminal().say(f"{sentence}\n  → if it is meant for tfcluster: {line}")
 
 
 def _check_command(program: str) -> None:

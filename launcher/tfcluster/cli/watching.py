@@ -58,6 +58,9 @@ def ps(all_runs: bool, watches: bool, as_json: bool, choice: SchedulerChoice) ->
     if scheduler := choice.scheduler({"--all": all_runs, "--watch": watches}):
         _list_elsewhere(scheduler, as_json=as_json)
         return
+    if watches and all_runs:
+        fix = "`tfcluster ps -a` lists the runs that have ended, too, once"
+        raise UsageError("--watch shows live runs only, without --all", fix=fix)
     if watches:
         _watch_live(as_json=as_json)
         return
@@ -143,8 +146,10 @@ def _watch_live(*, as_json: bool) -> None:
         terminal.emit_json([describe(run, now=time.time()) for run in runs.read()])
     elif is_live:
         watch(runs, terminal)
+    elif live := runs.read():
+        terminal.out(stdout_text(runs_grid(live, now=time.time(), live=True), terminal))
     else:
-        terminal.out(stdout_text(runs_grid(runs.read(), now=time.time(), live=True), terminal))
+        terminal.say("no run is live")
 
 
 @click.command("status")
@@ -237,14 +242,20 @@ def stacks(run: str | None, task: str | None, all_threads: bool, as_json: bool) 
     the logs, too.
     """
     terminal = Terminal()
-    if task is None and run is not None and _TASK.fullmatch(run):
-        run, task = None, run
+    run, task = _split_task(run, task)
     live = SchedulerChoice().find_run(run, live_only=True)
     answer = live.stacks(*([task] if task is not None else []))
     if as_json:
         terminal.emit_json({"run": live.id, **answer})
     else:
         terminal.out("\n".join(history.format_stacks(answer, all_threads=all_threads)))
+
+
+def _split_task(run: str | None, task: str | None) -> tuple[str | None, str | None]:
+    """Return RUN and TASK of a command line that may have only TASK: ``logs worker:1``."""
+    if task is None and run is not None and _TASK.fullmatch(run):
+        return None, run
+    return run, task
 
 
 def show_end(
@@ -269,6 +280,7 @@ def show_end(
 
 @click.command("logs")
 @click.argument("run", required=False, shell_complete=run_names)
+@click.argument("task", required=False)
 @click.option("-f", "--follow", is_flag=True, help="Follow the output until the run ends.")
 @click.option("--task", "tasks", multiple=True, metavar="TASK", shell_complete=task_names,
               help="Only this task (worker:1, prepare); may be repeated.")  # fmt: skip
@@ -289,6 +301,7 @@ def show_end(
 @scheduler_options
 def logs(
     run: str | None,
+    task: str | None,
     follow: bool,
     tasks: tuple[str, ...],
     grep: str | None,
@@ -302,10 +315,15 @@ def logs(
     as_json: bool,
     choice: SchedulerChoice,
 ) -> None:
-    """Show or follow the output of the tasks of RUN (default: the latest run), by time."""
+    """Show or follow the output of the tasks of RUN (default: the latest run), or only of TASK.
+
+    Lines stand in the order of their times.
+    """
     if collapse and (as_json or times):
         other = "--json" if as_json else "--time"
         raise UsageError(f"--collapse and {other} exclude each other", fix="leave out one")
+    run, task = _split_task(run, task)
+    tasks = tasks if task is None else (*tasks, task)
     terminal, paths = Terminal(), choice.find_run(run).paths
     log_filter = LogFilter(
         tasks=[find_label(registry.load(paths), task) for task in tasks],

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from tfcluster.backends import jobs
-from tfcluster.coordinator import takeover
+from tfcluster.coordinator import on_end, takeover
 from tfcluster.coordinator.coordinator import Coordinator
 from tfcluster.coordinator.gathering import NOTHING, RunGathering
 from tfcluster.coordinator.launch import (
@@ -147,6 +147,21 @@ class RunSession:
         False, as outside the main thread. `beside` is entered in the coordinator's loop.
         """
         try:
+            outcome = self._run_to_outcome(announce, handles_signals, beside)
+            if not outcome.comes_back:
+                on_end.tell(self.run_writer, self._launch.plan)
+        finally:
+            unrecorded = self.run_writer.close()
+        redact_error(outcome.error, self._secrets)
+        return End(self.paths, self.run_writer.state, outcome, unrecorded)
+
+    def _run_to_outcome(
+        self,
+        announce: Announce,
+        handles_signals: bool,
+        beside: Callable[[Coordinator], AbstractContextManager[None]] | None,
+    ) -> Outcome:
+        try:
             resume = self._launch.resume
             if resume is not None and self.run_writer.state.attempt == 0:
                 seed(resume, self.paths.checkpoints)
@@ -154,20 +169,16 @@ class RunSession:
             self._require_progress()
             with asyncio.Runner(loop_factory=RunLoop) as runner:
                 outcome = runner.run(self._run(announce, handles_signals, beside))
-            if outcome.comes_back:
-                outcome = self._go_back(outcome)
+            return self._go_back(outcome) if outcome.comes_back else outcome
         except (SetupError, NoProgressError) as error:
-            outcome = self._fail(error)
+            return self._fail(error)
         except Exception as fault:
-            outcome = self._note_internal_error(fault)
+            return self._note_internal_error(fault)
         finally:
             self._gathering.close()
             if self._metrics_file is not None:
                 with contextlib.suppress(OSError):  # the run has warned
                     self._metrics_file.write()
-            unrecorded = self.run_writer.close()
-        redact_error(outcome.error, self._secrets)
-        return End(self.paths, self.run_writer.state, outcome, unrecorded)
 
     def _require_progress(self) -> None:
         """Raise NoProgressError if the last starts of the job have saved nothing."""

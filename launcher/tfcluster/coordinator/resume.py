@@ -20,6 +20,10 @@ from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.states import Status
 
 
+class NoCheckpointError(UsageError):
+    """A run that has gathered no checkpoint, and no damaged one either."""
+
+
 @dataclass(frozen=True, slots=True)
 class Resume:
     """The gathered state of an earlier run that a new run starts from."""
@@ -57,10 +61,10 @@ def find(text: str, say: Callable[[str], None] = lambda sentence: None) -> Resum
     place = int(number) if has_place else None
     while True:
         if not held:
-            raise UsageError(
-                f"resume: {source.run_id} has gathered no checkpoint",
-                fix="; ".join(map(str, damaged)) or _fix_for_none(source),
-            )
+            message = f"resume: {source.run_id} has gathered no checkpoint"
+            if not damaged:
+                raise NoCheckpointError(message, fix=_fix_for_none(source))
+            raise UsageError(message, fix="; ".join(map(str, damaged)))
         try:
             state = newest_of_each(held, place=place)
         except KeyError:

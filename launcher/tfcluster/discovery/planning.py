@@ -63,6 +63,9 @@ class Planned:
             job = kept["job"]
             for step in (job, *(job["per_task"][key] for key in _keys_with_args(self.spec.job))):
                 step["args"] = [*(step.get("args") or ()), *args]
+        for values in _narrower_env(kept):  # which would override `job.env` in the next plan
+            for name in self.options.env.keys() & values.keys():
+                del values[name]
         interpreter = self.plan.nodes[0].interpreter
         is_callers = all(
             node.interpreter is not None and node.interpreter.why is interpreters.Reason.CALLING
@@ -89,6 +92,14 @@ class Planned:
         Raises UsageError for a port that is not fixed.
         """
         return replace(self, plan=placement.keep_tasks(self.plan, tasks))
+
+
+def _narrower_env(spec: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the variables of single hosts and tasks in the JSON of a spec."""
+    hosts = (spec.get("runtime") or {}).get("hosts") or {}
+    lists = (tasks for tasks in spec["cluster"].values() if isinstance(tasks, list))
+    entries = (task for tasks in lists for task in tasks if isinstance(task, dict))
+    yield from (each["env"] for each in (*hosts.values(), *entries) if each.get("env"))
 
 
 def _keys_with_args(job: Job) -> list[str]:
@@ -253,6 +264,8 @@ def _missing(
         path = command.resolve_path(spec.job.env_file, folder, environ)
         if problem := _path_problem(path, "file"):
             fix = f"it is relative to the spec's folder, {folder}"
+            if os.path.isabs(spec.job.env_file):
+                fix = "check the path"
             yield Mistake(("job", "env_file"), problem, fix)
     if python is None:
         yield from _missing_python(spec, folder, environ, tasks)

@@ -298,6 +298,8 @@ def _find_notes(spec: ClusterSpec, plan: Plan, context: PlanContext) -> Iterator
     for kind in dict.fromkeys(kinds.get(node.backend) for node in plan.nodes):
         if sentence := kind.explain_unused(spec.runtime, context.environ):
             yield sentence
+        if spec.supervision.on_end and kind.jobs and not kind.is_allocated(context.environ):
+            yield "supervision.on_end happens where the coordinator is: in the job of the run"
     if spec.runtime.user is not None and not plan.images:
         yield "runtime.user has no effect without containers (--backend docker)"
     yield from preloading.explain_cold_starts(spec, plan, context)

@@ -246,6 +246,7 @@ class Supervision:
     min_workers: int | None = None
     grow: Literal["checkpoint", "off"] = "checkpoint"
     grow_every_s: float = 600.0
+    on_end: str | None = field(default=None, metadata=ONLY_IF_SET)
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,6 +94,8 @@ class RunPaths:
     """The file that the run's coordinator touches while it lives (`heartbeat`)."""
     coordinator_log = _InRunFolder("coordinator.log")
     """The output of a coordinator in the background; missing if it wrote nothing."""
+    on_end_log = _InRunFolder("on-end.log")
+    """The output of the command `supervision.on_end`; missing if it wrote nothing."""
     script_failure = _InRunFolder(".script-failure")
     """The reason why the script of the run's job ended before it started the coordinator."""
     launch = _InRunFolder("launch.json")

@@ -369,15 +369,19 @@ def resolve(run: str | None, *, live_only: bool = False) -> RunPaths:
         if not known:
             raise UnknownRunError("there is no run yet", fix="start one: `tfcluster up SPEC`")
         return known[-1][0]
-    for fits in _matchers(run):
-        if matches := [entry for entry in known if fits(entry[1])]:
-            live = [entry for entry in matches if not entry[1].status.is_final]
-            return (live if live and live_only else matches)[-1][0]
+    if matches := _find_matches(run, known):
+        live = [entry for entry in matches if not entry[1].status.is_final]
+        return (live if live and live_only else matches)[-1][0]
     for error in listing.damaged:
         if run == error.paths.run_id or (len(run) == 4 and error.paths.run_id.endswith(f"-{run}")):
             return error.paths
     names = {name for _, snapshot in known for name in (snapshot.run, snapshot.name)}
     raise UnknownRunError(f"no run is named {run!r}", fix=_fix_of_unknown(run, sorted(names)))
+
+
+def resolve_all(run: str) -> list[RunPaths]:
+    """Return all runs of one name or spec file, oldest first; else what `resolve` returns."""
+    return [paths for paths, _ in _find_matches(run, runs())] or [resolve(run)]
 
 
 def resolve_for_wait() -> RunPaths:
@@ -404,6 +408,16 @@ def count_bytes(home_dir: Path) -> int:
         if time.monotonic() > until:
             break
     return total
+
+
+def _find_matches(
+    run: str, known: Sequence[tuple[RunPaths, RunSnapshot]]
+) -> list[tuple[RunPaths, RunSnapshot]]:
+    """Return the runs that `run` means by the first kind of name that fits any."""
+    for fits in _matchers(run):
+        if matches := [entry for entry in known if fits(entry[1])]:
+            return matches
+    return []
 
 
 def _matchers(run: str) -> list[Callable[[RunSnapshot], bool]]:

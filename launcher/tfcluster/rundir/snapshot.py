@@ -315,6 +315,13 @@ def _to_dict(snapshot: TaskSnapshot | RunSnapshot, names: tuple[str, ...]) -> di
     return {name: getattr(snapshot, name) for name in names}
 
 
+def end_json(state: RunSnapshot) -> dict[str, Any]:
+    """Return how a run ended, for programs: ``wait --json`` and `supervision.on_end`."""
+    facts = {"run": state.run, "status": str(state.status), "exit_code": state.exit_code}
+    reasons = {"reason": state.reason, "hint": state.hint, "diagnosis": state.diagnosis}
+    return facts | {key: value for key, value in reasons.items() if value}
+
+
 def describe_failure(state: RunSnapshot) -> tuple[str, str]:
     """Return why a run failed and what to do; empty if it has not failed."""
     if not state.status.is_final or state.status is Status.SUCCEEDED:

@@ -173,7 +173,7 @@ def cell_spec(
             network["links"] = [link for link in links if {*link["between"]} <= {*tasks}]
     value["checkpoints"] = {"gather": False}
     value["supervision"] = {
-        **value.get("supervision", {}), "max_restarts": 0, "min_workers": None,
+        **value.get("supervision", {}), "max_restarts": 0, "min_workers": None, "on_end": None,
     }  # fmt: skip
     value["resources"] = {**value.get("resources", {}), **resources}
     if communication is not None:

@@ -64,12 +64,14 @@ class PlanOptions:
     """The Python of the tasks; None: the spec's, else the one that is found."""
     args: tuple[str, ...] = ()
     """Appended to ``job.args``."""
+    env: Mapping[str, str | None] = field(default_factory=dict)
+    """Variables of ``-e``; None: the value in the launcher's environment."""
 
     @property
     def touches_spec(self) -> bool:
         """True if something of the spec is changed."""
         values = (value for _, value in self.fields.values() if value is not None)
-        return bool(self.sets) or self.hosts != NO_CHOICE or any(values)
+        return bool(self.sets or self.env) or self.hosts != NO_CHOICE or any(values)
 
 
 UNCHANGED = PlanOptions()

@@ -82,6 +82,11 @@ def _overrides(options: PlanOptions) -> tuple[overrides.Override, ...]:
             chosen.append(overrides.parse(text))
         except SpecError as error:
             problems += error.problems
+    for name, value in options.env.items():
+        try:
+            chosen.append(overrides.of_variable(name, value))
+        except SpecError as error:
+            problems += error.problems
     if problems:
         raise SpecError(problems)
     named = (

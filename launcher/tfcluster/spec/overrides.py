@@ -43,6 +43,16 @@ def parse(text: str) -> Override:
     return Override(path, _read_value(value, path, option), option)
 
 
+def of_variable(name: str, value: str | None) -> Override:
+    """Return the override of ``-e NAME=VALUE``; None takes the launcher's value.
+
+    Raises SpecError.
+    """
+    option = f"-e {name}"
+    known = None if value is None else _check_utf8(value, option)
+    return Override(("job", "env", name), known, option)
+
+
 def apply(value: Any, overrides: Iterable[Override]) -> Any:
     """Return a copy of the spec's `value` with the overrides applied; raises SpecError."""
     changed = copy.deepcopy(value)

@@ -331,6 +331,14 @@ class Resources(Section):
     )
 
 
+def _check_on_end(value: str) -> str:
+    scheme, colon, rest = value.partition("://")
+    if colon and scheme.isalpha() and (scheme != "https" or not rest.strip("/")):
+        fix = "write https://HOST/…, or a command that sends it"
+        raise field_error(f"{shorten(value)} is not an https URL", fix)
+    return value
+
+
 class Supervision(Section):
     """Deadlines and restarts. Durations are seconds, or strings such as 90s, 5m, 12h."""
 
@@ -379,6 +387,13 @@ class Supervision(Section):
     )
     grow_every_s: Seconds = documented(
         600.0, "Shortest time between a change of the number of workers and such growth.", "30m"
+    )
+    on_end: Annotated[Text, AfterValidator(_check_on_end)] | None = documented(
+        None,
+        "A shell command, in the workdir of the machine of the coordinator, when the run has "
+        "ended: it gets the end as JSON on stdin, and TFCLUSTER_RUN and TFCLUSTER_STATUS. Or an "
+        "https URL, which gets the JSON by POST.",
+        "./notify.sh",
     )
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tfcluster.agent.error_text import reason_of
 from tfcluster.errors import SpecError, similar_file
-from tfcluster.spec import NOTEBOOK, PYTHON_ENDINGS, SPEC_NAMES, jsonc, run_name
+from tfcluster.spec import NOTEBOOK, PYTHON_ENDINGS, SPEC_NAMES, jsonc, run_name, templates
 from tfcluster.spec.jsonc import Document, TextError, place_in
 
 _ENDINGS = tuple(Path(name).suffix for name in SPEC_NAMES)
@@ -84,11 +84,26 @@ def read_source(source: str | Path | None) -> SpecSource:
         source = find_default(Path.cwd())
     if str(source) == "-":
         return SpecSource(read_stdin("spec"), "<stdin>", None, Path.cwd())
+    source = _find_by_name(str(source))
     path = Path(os.path.expanduser(source)).absolute()
     name = _printable(str(source))
     _refuse_program(path, name)
     _refuse_toml(path, name)
-    return SpecSource(read_text(source, "spec", _fix_missing(path, name)), name, path, path.parent)
+    fix_missing = "" if os.path.exists(path) else _fix_missing(path, name)
+    return SpecSource(read_text(source, "spec", fix_missing), name, path, path.parent)
+
+
+def _find_by_name(source: str) -> str:
+    """Return the spec file that a name without a folder means; else `source` as it is.
+
+    The name may lack its ending, and the file may be in ``cluster_specs/``: ``localhost-2w``.
+    """
+    if os.path.lexists(os.path.expanduser(source)) or os.path.dirname(source):
+        return source
+    names = [source] if source.endswith(_ENDINGS) else [source + ending for ending in _ENDINGS]
+    paths = (os.path.join(folder, name) for folder in ("", templates.FOLDER) for name in names)
+    files = [path for path in paths if os.path.isfile(path)]
+    return files[0] if len(files) == 1 else source
 
 
 def _refuse_program(path: Path, name: str) -> None:
@@ -112,13 +127,16 @@ def _refuse_toml(path: Path, name: str) -> None:
 
 
 def _fix_missing(path: Path, name: str) -> str:
-    """Return what to do about a spec file that does not exist: a similar name, if there is one."""
-    names = [
-        entry for entry in _names_in(path.parent) if entry.endswith((*_ENDINGS, *PYTHON_ENDINGS))
-    ]
-    if near := similar_file(path.name, names):
-        return f"did you mean {os.path.join(os.path.dirname(name), near)}?"
-    return "check the path; `tfcluster init` writes a first spec"
+    """Return what to do about a spec file that does not exist: a similar name, or a template."""
+    fixes = []
+    for folder in dict.fromkeys((os.path.dirname(name), templates.FOLDER)):
+        names = _names_in(Path(os.path.expanduser(folder)))
+        known = [entry for entry in names if entry.endswith((*_ENDINGS, *PYTHON_ENDINGS))]
+        if near := similar_file(path.name, known):
+            fixes.append(f"did you mean {os.path.join(folder, near)}?")
+    if path.stem in templates.templates():
+        fixes.append(f"to start from the template: tfcluster init --template {path.stem}")
+    return "\n  → ".join(fixes) or "check the path; `tfcluster init` writes a first spec"
 
 
 def _names_in(folder: Path) -> list[str]:

@@ -235,6 +235,11 @@ class Terminal:
         return self.stderr.is_tty and not self.is_plain and not self.stdout.is_pipe
 
     @property
+    def can_ask(self) -> bool:
+        """True if there is somebody who can read a question, and type the answer."""
+        return sys.stdin is not None and sys.stdin.isatty() and self.stderr.is_tty
+
+    @property
     def width(self) -> int:
         """The number of columns: ``COLUMNS``, else of the screen of stderr or stdout, else 100."""
         chosen = self._environ.get("COLUMNS", "")

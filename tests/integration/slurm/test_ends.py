@@ -13,6 +13,8 @@ from tests.integration.hosts.office import HANG_S, Run, until
 from tests.integration.jobs.lab import PYTHONS, SPECS
 from tests.lab.slurm import SlurmCluster
 
+from tfcluster.rundir.paths import RUN_ID
+
 from .conftest import own_cluster
 from .site import Site
 
@@ -171,9 +173,10 @@ def test_a_run_that_cannot_come_back_says_how_to_continue(
     assert saved in job.steps(1, "saved")
     if end == "preempted":
         cluster.restore()
-        again = site.start("up", "--resume", job.run.folder.name, "--name", "again", "-d")
+        again = site.start("restart", job.run.folder.name, "-d")
         assert again.end() == 0, again.said
-        again.name = "again"
+        (new,) = (line for line in again.said.splitlines() if RUN_ID.fullmatch(line))
+        again.name = new.rpartition("-")[0]
         until(lambda: again.has_line(f"begins at {saved}", "worker:0"), "a resumed run")
         cluster("scancel", "--me")
         Job(site, again, "").wait_for("interrupted")

@@ -196,6 +196,27 @@ def test_rm_deletes_each_run_that_it_can_once_and_nothing_beside_a_live_one(
     assert run("rm", over.run_id)[0] == 2
 
 
+def test_rm_of_a_name_of_several_runs_asks_or_refuses(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two = [make_run("two", started=float(at)) for at in (100, 200)]
+    code, _, message = run("rm", "two")
+    assert code == 2
+    assert all(f"{paths.run_id}  succeeded" in message for paths in two)
+    assert "delete all: tfcluster rm -y two" in message
+    monkeypatch.setattr("tfcluster.ui.terminal.Terminal.can_ask", True)
+    assert run("rm", "two", answer="n\n")[::2] == (1, "Abort")
+    assert [paths.root.exists() for paths in two] == [True, True]
+    assert run("rm", two[0].run_id)[0] == 0
+    assert run("rm", "two")[0] == 0, "there is one left"
+    three = [make_run("three", started=float(at)) for at in (100, 200, 300)]
+    assert run("rm", "three", answer="y\n")[0] == 0
+    assert not any(paths.root.exists() for paths in three)
+    live = [make_run("live"), make_run("live", started=200.0, status=RUNNING)]
+    assert "is live" in run("rm", "-y", "live")[2]
+    assert all(paths.root.exists() for paths in live)
+
+
 @pytest.fixture
 def five(make_run: MakeRun) -> list[RunPaths]:
     """Return ended runs of 4 days ago to today; the oldest run of all is still live."""
@@ -232,7 +253,11 @@ def test_prune_deletes_ended_runs_by_age_and_number(
     assert [state.name for _, state in registry.runs() if not state.status.is_final] == ["live"]
 
 
-def test_prune_asks_first(five: list[RunPaths]) -> None:
+def test_prune_asks_first(five: list[RunPaths], monkeypatch: pytest.MonkeyPatch) -> None:
+    code, _, message = run("prune", "--keep", "0")
+    assert (code, "`tfcluster prune -y` deletes them" in message) == (2, True)
+    assert all(paths.run_id in message for paths in five)
+    monkeypatch.setattr("tfcluster.ui.terminal.Terminal.can_ask", True)
     found = cli.get_command(click.Context(cli), "prune")
     assert found is not None
     asked = CliRunner().invoke(found, ["--keep", "0"], input="n\n", standalone_mode=False)

@@ -208,7 +208,7 @@ up spec.yaml --epochs 3
 up --coordinator here
     No such option '--coordinator' … always a pod: leave the option out
 up --bakend x
-    Did you mean '--backend'
+    No such option '--bakend' … Did you mean … '--backend'
 plan train.py
     tfcluster run -n 2 train.py
 up lesson.ipynb
@@ -228,7 +228,21 @@ run -n 2 python3 train.py --epochs 3
 run bench.sh 'a b'
     bench.sh is not a Python script … → tfcluster run --no-python ./bench.sh 'a b'
 run --nproc-per-node=2 a.py
-    Did you mean '-n'?
+    No such option '--nproc-per-node' … → tfcluster run -n 2 a.py
+run -np 2 a.py
+    → tfcluster run -n 2 a.py
+run --gpus 1 train.py
+    → tfcluster run --set resources.gpus=1 train.py
+up -n 3 spec.yaml
+    → tfcluster up --set cluster.worker=3 spec.yaml
+up train.py -n 4 --epochs 3
+    To run a script: tfcluster run -n 4 train.py --epochs 3
+plan --environment A=1
+    → tfcluster plan --set job.env.A=1
+logs -n 5
+    → tfcluster logs --tail 5
+ps -a -w
+    live runs only … tfcluster ps -a
 run --pyton x
     Did you mean '--python'?
 run --no-python no-such-command
@@ -247,6 +261,12 @@ up sub/tfclustr.yaml
     no such file … did you mean sub/tfcluster.yaml?
 up spec.json
     no such file … did you mean spec.yaml?
+up specs/mine.json
+    no such file … did you mean cluster_specs/mine.json?
+up cluster_specs/localhost-2w.yaml
+    no such file … tfcluster init --template localhost-2w
+up localhost-2w
+    no such file … tfcluster init --template localhost-2w
 up
     no tfcluster.json (.jsonc, .yaml, .yml) … `tfcluster init` … tfcluster run -n 2 train.py
 train.py
@@ -259,6 +279,8 @@ launch
     Did you mean `up` or `run`?
 validat
     Did you mean 'validate'?
+resume
+    Did you mean `restart`?
 init train.py
     tfcluster init --script train.py
 init --script trian.py
@@ -275,13 +297,24 @@ def test_a_mixed_up_command_names_the_right_one(
     Path("bench.sh").write_text("#!/bin/sh\n")
     Path("spec.yaml").write_text("job: {}\n")
     Path("lesson.ipynb").touch()
-    Path("sub").mkdir()
-    Path("sub/tfcluster.yaml").touch()
+    for folder, name in (("sub", "tfcluster.yaml"), ("cluster_specs", "mine.json")):
+        Path(folder).mkdir()
+        Path(folder, name).touch()
     done = tfcluster(*shlex.split(line))
     assert done.code == 2
     for part in words.split(" … "):
         assert part in done.err
     assert "Traceback" not in done.err
+
+
+def test_a_spec_is_found_by_its_name_alone(tfcluster: Tfcluster) -> None:
+    Path("cluster_specs").mkdir()
+    assert tfcluster("init", "cluster_specs/mine.json", "--script", "train.py").code == 0
+    for name in ("mine", "mine.json", "cluster_specs/mine.json"):
+        assert tfcluster("validate", name).code == 0
+    Path("mine.yaml").touch()
+    done = tfcluster("validate", "mine")
+    assert (done.code, "did you mean mine.yaml?" in done.err) == (2, True), "there are two"
 
 
 def test_init_beside_several_scripts_asks_which(tfcluster: Tfcluster) -> None:

@@ -52,9 +52,38 @@ def test_one_task_is_printed_as_a_runnable_script(folder: Path, forked: Forked) 
     assert "# job.env" in result.stdout
 
 
+def test_a_dry_run_is_the_plan_of_the_same_start(folder: Path, forked: Forked) -> None:
+    (folder / "vars").write_text("# docker's format\nA=file\nB=two words\n")
+    given = ("-e", "A=option", "--env", "WORDS", "--env-file", "vars", "--on-end", "true")
+    dry = forked("up", "--dry-run", *given[:-2], "--", "--epochs", "3", WORDS="mine")
+    planned = forked("plan", *given[:-2], "--", "--epochs", "3", WORDS="mine")
+    assert (dry.returncode, dry.stdout, dry.stderr) == (0, planned.stdout, "")
+    tasks = json.loads(forked("up", "--dry-run", "--json", *given, WORDS="mine").stdout)["tasks"]
+    values = {each["name"]: each["value"] for each in tasks[1]["command"]["env"]}
+    assert [values[name] for name in ("A", "B", "WORDS")] == ["option", "two words", "mine"]
+    assert not (folder / "home").exists()
+
+
+def test_run_warns_of_its_options_after_the_script(forked: Forked) -> None:
+    done = forked("run", "--dry-run", "train.py", "--epochs", "3", "-n", "1")
+    assert done.returncode == 0
+    assert "worker:1" in done.stdout
+    assert done.stderr == (
+        "warning: -n 1 comes after train.py, so the script gets it\n"
+        "  → if it is meant for tfcluster: tfcluster run --dry-run -n 1 train.py --epochs 3\n"
+    )
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
+        (("plan", "-e", "1A=x"), "-e 1A: '1A' is not a variable name"),
+        (("plan", "-e", "A"), "export A="),
+        (("up", "--env-file", "none"), "/none\n  → check the path"),
+        (
+            ("up", "--on-end", "http://chat/hook"),
+            "--on-end: supervision.on_end: 'http://chat/hook'",
+        ),
         (("plan", "--task", "worker:2"), "no task worker:2\n  → use one of worker:0, worker:1"),
         (("plan", "--task", "walker"), "write JOB:INDEX"),
         (("plan", "missing.json"), "missing.json"),

@@ -14,6 +14,7 @@ from tools.generated import schema, spec_page
 from tfcluster.cli import init
 from tfcluster.spec import published_schema
 from tfcluster.spec.load import load
+from tfcluster.spec.templates import templates
 
 ROOT = Path(__file__).parents[3]
 SPECS = sorted((ROOT / "cluster_specs").glob("*.json*"))
@@ -60,7 +61,7 @@ def test_an_example_spec_is_valid_for_the_loader_and_for_editors(path: Path) -> 
     VALIDATOR.validate(json.loads(path.read_text()))
     spec = load(path).spec
     assert spec.name == path.stem
-    assert init.about(init.templates()[path.stem]).endswith(".")
+    assert init.about(templates()[path.stem]).endswith(".")
     assert (path.parent / str(spec.schema_file)).resolve() == Path(
         published_schema.__file__
     ).parent / published_schema.SCHEMA_FILE

@@ -19,11 +19,12 @@ from tfcluster.spec import published_schema
 from tfcluster.spec.jsonc import TextError
 from tfcluster.spec.load import load
 from tfcluster.spec.source import find_default
+from tfcluster.spec.templates import templates
 from tfcluster.spec.yaml_text import read as read_yaml
 
 from .writing import problems_of
 
-TEMPLATES = init.templates()
+TEMPLATES = templates()
 HEAD_YAML = "cluster: {worker: 2}\n"
 
 # (the file with § where the mistake is, a part of the message, a part of the fix)

@@ -54,6 +54,7 @@ def test_only_live_runs_are_read_and_an_ended_one_disappears(home_dir: Path) -> 
 
 
 def test_without_a_terminal_the_table_is_printed_once(tfcluster: Tfcluster) -> None:
+    assert tfcluster("ps", "-w").err == "no run is live\n"
     write("mnist-20260914-153012-k7f3")
     head, row = tfcluster("top").out.splitlines()
     assert head.split() == [
