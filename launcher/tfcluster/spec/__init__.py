@@ -61,15 +61,31 @@ class PlanOptions:
     """The Python of the tasks; None: the spec's, else the one that is found."""
     args: tuple[str, ...] = ()
     """Appended to ``job.args``."""
+    profile: str | None = None
+    """The profile of the user's defaults to use besides `default`."""
 
     @property
     def touches_spec(self) -> bool:
         """True if something of the spec is changed."""
         values = (value for _, value in self.fields.values() if value is not None)
-        return bool(self.sets) or self.hosts != NO_CHOICE or any(values)
+        is_named = self.profile is not None
+        return bool(self.sets) or self.hosts != NO_CHOICE or is_named or any(values)
 
 
 UNCHANGED = PlanOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class UserDefault:
+    """A field that the user's defaults set because the spec does not."""
+
+    field: str
+    """The dotted path."""
+    value: str | None
+    """None for a variable, which may be secret."""
+    profile: str
+    file: str
+    """The file with the profile, as messages show it."""
 
 
 @dataclass(frozen=True, slots=True)
