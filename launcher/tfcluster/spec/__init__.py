@@ -82,7 +82,7 @@ class UserDefault:
     field: str
     """The dotted path."""
     value: str | None
-    """None for a variable, which may be secret."""
+    """The value as text; None for a variable, which may be secret."""
     profile: str
     file: str
     """The file with the profile, as messages show it."""
