@@ -1,9 +1,10 @@
 """What every backend must do, checked with real nodes: ``python -m tests.backend_contract FILE``.
 
-FILE is JSON: ``{"backend": …, "nodes": [NodePlan as JSON, …], "broken": NodePlan or null}``, see
-`Rig`, or ``{"spec": PATH}``. ``run_id`` names the run of all checks, for nodes that belong to the
-job of a run. Prints one line per check: its name, then ``ok`` or the error. The checks run as a
-process of their own, since a backend may only be reachable from another network namespace.
+FILE is JSON: ``{"nodes": [NodePlan as JSON, …], "broken": NodePlan or null}``, see `Rig`, with
+``"spec": PATH`` instead of the nodes where a backend needs a spec. ``run_id`` names the run of all
+checks, for nodes that belong to the job of a run. Prints one line per check: its name, then ``ok``
+or the error. The checks run as a process of their own, since a backend may only be reachable from
+another network namespace.
 """
 
 from __future__ import annotations
@@ -235,16 +236,15 @@ def _read_nodes(
     facts: Mapping[str, Any],
 ) -> tuple[list[NodePlan], NodePlan | None, Planned | None]:
     """Return the nodes, the broken one, and what they were planned from."""
+    broken = from_json(NodePlan, facts["broken"]) if facts.get("broken") else None
     if "spec" not in facts:
-        nodes = [from_json(NodePlan, node) for node in facts["nodes"]]
-        return nodes, from_json(NodePlan, facts["broken"]) if facts.get("broken") else None, None
+        return [from_json(NodePlan, node) for node in facts["nodes"]], broken, None
     planned = planning.plan(facts["spec"])
-    return list(planned.plan.nodes), None, planned
+    return list(planned.plan.nodes), broken, planned
 
 
 def main() -> None:
     facts = json.loads(Path(sys.argv[1]).read_text())
-    kinds.REGISTRY.update(facts.get("registry", {}))
     nodes, broken, planned = _read_nodes(facts)
     with tempfile.TemporaryDirectory(prefix="tfc-") as folder:
         for number, (name, check) in enumerate(zip(NAMES, CHECKS, strict=True)):

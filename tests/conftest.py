@@ -19,6 +19,9 @@ settings.register_profile(
 )
 settings.load_profile("any machine")
 
+# The developer's own defaults would change the specs of tests.
+os.environ["TFCLUSTER_CONFIG"] = os.devnull
+
 IS_CI = os.environ.get("CI") == "true"
 
 

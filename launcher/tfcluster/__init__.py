@@ -68,14 +68,23 @@ if not TYPE_CHECKING:  # a type checker would find every name
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from importlib import import_module
 
+        _require_python()
         return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
 
 
 def load_ipython_extension(shell: object) -> None:
     """Define ``%%tfcluster``; called by ``%load_ext tfcluster``."""
+    _require_python()
     from tfcluster.ipython import load_ipython_extension
 
     load_ipython_extension(shell)
+
+
+def _require_python() -> None:
+    from tfcluster.__main__ import explain_old_python
+
+    if problem := explain_old_python():
+        raise ImportError(problem)
 
 
 def __dir__() -> list[str]:

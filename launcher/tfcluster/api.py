@@ -39,15 +39,22 @@ SpecSource = str | os.PathLike[str] | Mapping[str, Any]
 """A spec: the path of its file, or its value, whose paths are relative to the current folder."""
 
 
-def load(source: SpecSource, *, sets: Sequence[str] = (), hosts: str | None = None) -> LoadedSpec:
-    """Return the checked spec in `source`.
+def load(
+    source: SpecSource,
+    *,
+    sets: Sequence[str] = (),
+    hosts: str | None = None,
+    profile: str | None = None,
+) -> LoadedSpec:
+    """Return the checked spec in `source`, with the user's defaults.
 
     `sets`: overrides such as ``"supervision.max_restarts=0"``; `hosts`: the machines of the
-    workers, as for ``--hosts``. Raises SpecError with every problem.
+    workers, as for ``--hosts``; `profile`: a profile of the defaults besides `default`. Raises
+    UsageError, with SpecError that has every problem.
     """
     from tfcluster.spec import load as spec_load
 
-    options = _plan_options(sets, hosts)
+    options = _plan_options(sets, hosts, profile=profile)
     return spec_load.load(
         source if isinstance(source, Mapping) else _text("the spec", source), options
     )
@@ -58,6 +65,7 @@ def plan(
     *,
     sets: Sequence[str] = (),
     hosts: str | None = None,
+    profile: str | None = None,
     python: str | os.PathLike[str] | None = None,
     args: Sequence[str] = (),
 ) -> Planned:
@@ -65,19 +73,19 @@ def plan(
 
     A run as `source` is planned again, as it was started. `python`: the Python of the tasks; else
     the spec's, else for tasks on this machine the one that calls this. `args` are appended to
-    ``job.args``; `sets` and `hosts` as for `load`. Raises UsageError, with SpecError, and
-    InterpreterError.
+    ``job.args``; `sets`, `hosts` and `profile` as for `load`. Raises UsageError, with SpecError,
+    and InterpreterError.
     """
     from tfcluster.discovery import planning
     from tfcluster.spec.load import LoadedSpec
 
-    options = _plan_options(sets, hosts, python, args)
-    if isinstance(source, LoadedSpec) and (sets or hosts):
-        raise UsageError("sets and hosts belong to `load`, which made this spec")
+    options = _plan_options(sets, hosts, python, args, profile)
+    if isinstance(source, LoadedSpec) and (sets or hosts or profile):
+        raise UsageError("sets, hosts and profile belong to `load`, which made this spec")
     if isinstance(source, Run):
         source = planning.load(source.paths, options)
     elif not isinstance(source, LoadedSpec):
-        source = load(source, sets=sets, hosts=hosts)
+        source = load(source, sets=sets, hosts=hosts, profile=profile)
     return planning.plan(source, options, calling_python=sys.executable)
 
 
@@ -86,11 +94,13 @@ def _plan_options(
     hosts: str | None,
     python: str | os.PathLike[str] | None = None,
     args: Sequence[str] = (),
+    profile: str | None = None,
 ) -> PlanOptions:
     """Return the arguments as one value; raises UsageError for arguments of another type."""
     _require_lists(sets=sets, args=args)
-    choice = HostChoice(hosts=_text_of("hosts", hosts))
-    return PlanOptions(tuple(sets), {}, choice, _text_of("python", python), tuple(args))
+    choice, profile = HostChoice(hosts=_text_of("hosts", hosts)), _text_of("profile", profile)
+    at, words = _text_of("python", python), tuple(args)
+    return PlanOptions(tuple(sets), {}, choice, at, words, profile=profile)
 
 
 def _require_lists(*, of_strings: bool = True, **arguments: object) -> None:
@@ -130,6 +140,7 @@ def start(
     args: Sequence[str] = (),
     sets: Sequence[str] = (),
     hosts: str | None = None,
+    profile: str | None = None,
     gather: bool = True,
     prepare: bool = True,
     preflight: bool = True,
@@ -139,9 +150,9 @@ def start(
 
     The run ends with this process, except with `detach`, which starts a coordinator that survives
     it, like ``tfcluster up -d``, and except as a job of a scheduler. `resume` is ``RUN`` or
-    ``RUN@STEP``; a run as `source` is started again. `python`, `args`, `sets` and `hosts` are those
-    of `plan`; `chaos` injects faults. Errors that only the nodes can find are part of the run's
-    result.
+    ``RUN@STEP``; a run as `source` is started again. `python`, `args`, `sets`, `hosts` and
+    `profile` are those of `plan`; `chaos` injects faults. Errors that only the nodes can find are
+    part of the run's result.
 
     Raises UsageError, with SpecError, and SetupError.
     """
@@ -151,9 +162,10 @@ def start(
     _require_lists(chaos=chaos)
     resumed = find(_text("resume", resume)) if resume is not None else None
     if not isinstance(source, Planned):
-        source = plan(source, sets=sets, hosts=hosts, python=python, args=args)
-    elif sets or hosts or python or args:
-        raise UsageError("sets, hosts, python and args belong to `plan`, which made this plan")
+        source = plan(source, sets=sets, hosts=hosts, profile=profile, python=python, args=args)
+    elif sets or hosts or profile or python or args:
+        names = "sets, hosts, profile, python and args"
+        raise UsageError(f"{names} belong to `plan`, which made this plan")
     options = LaunchOptions(
         detach=detach,
         gathers=gather,
@@ -189,6 +201,7 @@ def run(
     name: str | None = None,
     sets: Sequence[str] = (),
     hosts: str | None = None,
+    profile: str | None = None,
     python: str | os.PathLike[str] | None = None,
 ) -> Result:
     """Run a script, a notebook or a function as the workers of one cluster to its end.
@@ -208,11 +221,14 @@ def run(
         from tfcluster import functions
 
         with functions.package(program, args, kwargs or {}, name=name) as package:
-            return _finish(start_package(package, workers, sets=sets, hosts=hosts, python=python))
+            started = start_package(
+                package, workers, sets=sets, hosts=hosts, profile=profile, python=python
+            )
+            return _finish(started)
     if kwargs:
         raise UsageError("kwargs are for a function; a script gets args")
     spec = spec_of_program(_text("the program", program), args, workers=workers, name=name)
-    return _finish(start(spec, sets=sets, hosts=hosts, python=python))
+    return _finish(start(spec, sets=sets, hosts=hosts, profile=profile, python=python))
 
 
 def _finish(started: Run) -> Result:
@@ -242,11 +258,12 @@ def start_package(
     *,
     sets: Sequence[str] = (),
     hosts: str | None = None,
+    profile: str | None = None,
     python: str | os.PathLike[str] | None = None,
 ) -> Run:
     """Start a function or a cell, as `start` does; `package` must stay until the run has ended."""
     spec = {"cluster": {"worker": workers}, **package.spec()}
-    loaded = package.added_to(load(spec, sets=sets, hosts=hosts))
+    loaded = package.added_to(load(spec, sets=sets, hosts=hosts, profile=profile))
     planned = plan(loaded, python=python)
     package.require_same_python(planned.plan)
     return start(planned)

@@ -116,6 +116,22 @@ class SetupError(TfclusterError):
         """The message without the node, for a table whose column says it."""
 
 
+_EXTRAS = {"ui": "the web page", "kubernetes": "the backend kubernetes"}
+"""Extra of tfcluster → what needs its packages."""
+
+
+def require_extra(extra: str, *modules: str) -> None:
+    """Raise SetupError unless the `modules` of an extra of tfcluster are installed."""
+    from importlib.util import find_spec
+
+    for module in modules:
+        found = find_spec(module)
+        if found is None or found.origin is None:  # a folder of that name
+            needs = f"{_EXTRAS[extra]} needs tfcluster[{extra}]"
+            message = f"{needs}: the Python package {module} is not installed"
+            raise SetupError(message, fix=f"pip install 'tfcluster[{extra}]'")
+
+
 class PortInUseError(SetupError):
     """A fixed port of the spec that another process holds, or a range of which none is free."""
 

@@ -1,8 +1,9 @@
 """The backends that exist, and what the spec and the plan must know of each: its `BackendKind`.
 
-A backend is a folder of `tfcluster.backends` and a line of `REGISTRY`. The module named there
-holds `KIND`; it is imported to plan a spec, so it imports little. The class `BackendKind.nodes`,
-which makes and reaches the nodes (`tfcluster.backends.base`), is imported at the start of a run.
+A backend is a folder of `tfcluster.backends` and a line of `REGISTRY`, or belongs to another
+package, which has an entry point of the group `PACKAGES` for it. The module named there holds
+`KIND`; it is imported to plan a spec, so it imports little. The class `BackendKind.nodes`, which
+makes and reaches the nodes (`tfcluster.backends.base`), is imported at the start of a run.
 """
 
 from __future__ import annotations
@@ -12,10 +13,14 @@ from collections.abc import Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
 from importlib import import_module
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from tfcluster.agent.error_text import describe_error
 from tfcluster.errors import SetupError
 from tfcluster.node_loss import LossNature
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 SIMULATED = "simulated"
 """The backend of a spec whose `runtime.network` is to be simulated."""
@@ -28,6 +33,8 @@ REGISTRY: dict[str, str] = {
     SIMULATED: "tfcluster.backends.simulated",
 }
 """The name that users write → the module with its `KIND`."""
+PACKAGES = "tfcluster.backends"
+"""The group of entry points for backends of other packages: ``NAME = "package.module:KIND"``."""
 ALLOCATIONS: dict[str, str] = {
     "SLURM_JOB_ID": "slurm",
     "TFCLUSTER_KUBERNETES_JOB": "kubernetes",
@@ -112,6 +119,9 @@ class BackendKind:
     why_no_addresses: str = "it makes the nodes itself"
     """The reason why a backend that makes nodes refuses the addresses of other machines."""
 
+    section: str | None = None
+    """``module:class`` of the pydantic model of ``runtime.NAME``, the section that the spec has for
+    a backend of another package; those of ours are fields of `spec.sections.Runtime`."""
     jobs: str | None = None
     """The module that submits runs as jobs of a scheduler (`backends.jobs.Jobs`)."""
 
@@ -165,14 +175,56 @@ class BackendKind:
 
 @functools.cache
 def get(name: str) -> BackendKind:
-    """Return the kind called `name`; raises SetupError for one that this version does not have."""
-    if name not in REGISTRY:
+    """Return the kind called `name`; raises SetupError for one that is not installed."""
+    if name in REGISTRY:
+        kind: BackendKind = import_module(REGISTRY[name]).KIND
+        return kind
+    if (offer := find_offer(name)) is None:
         raise SetupError(
-            f"this version of tfcluster has no backend {name}",
-            fix=f"use one of {', '.join(sorted(REGISTRY))}",
+            f"this version of tfcluster has no backend {name}, and no installed package offers it",
+            fix=f"install its package, or use one of {', '.join(sorted(REGISTRY))}",
         )
-    kind: BackendKind = import_module(REGISTRY[name]).KIND
+    try:
+        kind = offer.load()
+    except Exception as error:  # of another package
+        package = offer.dist.name if offer.dist is not None else offer.value
+        message = f"the backend {name} of {package} cannot be imported: {describe_error(error)}"
+        raise SetupError(message, fix="install a version that fits this tfcluster") from error
     return kind
+
+
+@functools.cache
+def find_offer(name: str) -> EntryPoint | None:
+    """Return the entry point of another package's backend, or None."""
+    from importlib.metadata import entry_points  # takes 20 ms
+
+    return next(iter(entry_points(group=PACKAGES, name=name)), None)
+
+
+def names() -> tuple[str, ...]:
+    """Return the names of all backends, ours first."""
+    from importlib.metadata import entry_points
+
+    return (*REGISTRY, *sorted(entry_points(group=PACKAGES).names))
+
+
+def is_known(name: str) -> bool:
+    """Return whether there is a backend called `name`."""
+    return name in REGISTRY or find_offer(name) is not None
+
+
+def section_model(name: str) -> Any:
+    """Return the model of ``runtime.NAME`` for a backend of another package, or None."""
+    if name in REGISTRY or find_offer(name) is None:
+        return None
+    section = get(name).section
+    return None if section is None else import_object(section)
+
+
+def import_object(place: str) -> Any:
+    """Return the object at ``module:name``."""
+    module, name = place.split(":")
+    return getattr(import_module(module), name)
 
 
 def adopt(runtime: Any, tasks: int, environ: Mapping[str, str]) -> Any:

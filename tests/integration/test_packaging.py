@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import email
+import json
 import os
 import re
 import subprocess
@@ -61,13 +63,18 @@ def check(command: list[str], *, cwd: Path, env: dict[str, str] | None = None) -
 
 
 def tfcluster(bin_folder: Path, cwd: Path, *args: str) -> str:
-    """Run the installed command with its environment's Python first on PATH, as if activated."""
+    """Run the installed command to its success; return its output."""
+    return check([str(bin_folder / "tfcluster"), *args], cwd=cwd, env=environment(bin_folder, cwd))
+
+
+def environment(bin_folder: Path, cwd: Path) -> dict[str, str]:
+    """Return variables with the environment's Python first on PATH, as if it were activated."""
     dropped = ("PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREFIX")
     env = {key: value for key, value in os.environ.items() if key not in dropped}
     env["PATH"] = f"{bin_folder}{os.pathsep}{env['PATH']}"
     env["VIRTUAL_ENV"] = str(bin_folder.parent)
     env["TFCLUSTER_HOME"] = str(cwd / "home")
-    return check([str(bin_folder / "tfcluster"), *args], cwd=cwd, env=env)
+    return env
 
 
 def test_the_sdist_holds_the_sources_of_the_wheel_and_all_pages(built: Path) -> None:
@@ -144,3 +151,41 @@ def test_the_empty_environment_has_no_tensorflow(empty: Path, tmp_path: Path) ->
     )
 
     assert found.strip() == "None"
+
+
+WITHOUT_KUBERNETES = ("up", "doctor", "ps", "status", "logs", "checkpoints", "attach", "down")
+
+
+def test_a_command_names_the_extra_that_it_needs(empty: Path, tmp_path: Path) -> None:
+    spec = {"cluster": {"worker": 1}, "job": {"command": ["true"]}, "runtime": {"image": "i"}}
+    (tmp_path / "tfcluster.json").write_text(json.dumps(spec))
+    env = environment(empty, tmp_path) | {"DOCKER_HOST": "unix:///nowhere", "KUBECONFIG": "/none"}
+
+    def refusal(*args: str) -> str:
+        done = subprocess.run(
+            [str(empty / "tfcluster"), *args],
+            cwd=tmp_path, env=env, capture_output=True, text=True, timeout=200, check=False,
+        )  # fmt: skip
+        assert done.returncode == 3, (args, done.stdout, done.stderr)
+        return done.stdout + done.stderr
+
+    for command in WITHOUT_KUBERNETES:
+        said = refusal(command, "--backend", "kubernetes")
+        assert "the Python package urllib3 is not installed" in said
+        assert "pip install 'tfcluster[kubernetes]'" in said
+    assert "pip install 'tfcluster[ui]'" in refusal("ui")
+    for backend in ("docker", "slurm"):
+        assert "Traceback" not in refusal("up", "--backend", backend)
+    for works in ("plan", "validate"):
+        tfcluster(empty, tmp_path, works, "--backend", "kubernetes")
+    assert "kind: Job" in tfcluster(empty, tmp_path, "export", "--format", "kubernetes")
+
+
+def test_python_39_and_310_get_the_package_for_their_tasks_only(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        metadata = email.message_from_bytes(archive.read(name))
+    needed = [line for line in metadata.get_all("Requires-Dist", []) if "extra ==" not in line]
+    assert metadata["Requires-Python"] == ">=3.9"
+    assert needed
+    assert all("python_version >= '3.11'" in line for line in needed)

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.forked import COMMAND
+from tests.installed_template import install
 from tests.integration.commandline import CommandLine
 
-ROOT = Path(__file__).parents[2]
-MAIN = """
-from tfcluster import kinds
-kinds.REGISTRY["template"] = "tests.template_backend"
-from tfcluster.cli.main import entry
-entry()
-"""
 SHOW = "import os; print(os.environ['TF_CONFIG'], flush=True)"
 
 
@@ -32,17 +26,18 @@ def wait_until(is_true: Callable[[], bool]) -> None:
 class Queue:
     """A command line with the template backend, and the slots of its queue."""
 
-    def __init__(self, shell: CommandLine) -> None:
+    def __init__(self, shell: CommandLine, package: Path) -> None:
         self.shell, self.slots = shell, shell.root / "queue"
         self.slots.mkdir()
-        shell.env |= {"TEMPLATE_QUEUE": str(self.slots), "PYTHONPATH": str(ROOT)}
+        shell.env["PYTHONPATH"] = str(package)
         shell.script("train.py", SHOW)
         job = {"script": "train.py", "hooks": "off"}
-        self.spec = shell.spec("spec.json", job, runtime={"backend": "template"})
+        runtime = {"backend": "template", "template": {"queue": str(self.slots)}}
+        self.spec = shell.spec("spec.json", job, runtime=runtime)
 
     def start(self, *args: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-c", MAIN, *args],
+            [COMMAND, *args],
             env=self.shell.env,
             cwd=self.shell.cwd,
             stdout=subprocess.PIPE,
@@ -64,9 +59,14 @@ class Queue:
         return [e["reason"] for e in self.shell.events() if e["type"] == "run_queued"]
 
 
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return install(tmp_path_factory.mktemp("package"))
+
+
 @pytest.fixture
-def queue(shell: CommandLine) -> Queue:
-    return Queue(shell)
+def queue(shell: CommandLine, package: Path) -> Queue:
+    return Queue(shell, package)
 
 
 def test_a_queued_run_says_why_and_starts_once_its_nodes_are_there(queue: Queue) -> None:
@@ -107,3 +107,12 @@ def test_a_queued_run_can_be_stopped_and_takes_no_nodes(queue: Queue) -> None:
 def test_a_plan_for_a_queue_shows_that_hosts_are_chosen_at_the_start(queue: Queue) -> None:
     plan = queue.say("plan", str(queue.spec))
     assert "worker:0  node-0  chosen at start" in plan
+
+
+def test_the_section_of_a_package_is_checked_as_the_rest_of_the_spec(queue: Queue) -> None:
+    sets = ("--set", "runtime.template.poll_s=0", "--set", "runtime.template.queu=/q")
+    said = queue.say("validate", str(queue.spec), *sets[:2])
+    assert "--set runtime.template.poll_s=0: runtime.template.poll_s: " in said
+    said = queue.say("validate", str(queue.spec), *sets[2:])
+    assert "unknown key 'queu' in runtime.template" in said
+    assert 'did you mean "queue"?' in said

@@ -21,6 +21,7 @@ SPEC, the commands read `tfcluster.json`, `.jsonc`, `.yaml` or `.yml` of the cur
 Unknown keys are errors; keys that begin with `x-` are ignored. Fields that end in `_s` are
 durations: seconds, or strings such as `"500ms"`, `"90s"`, `"5m"`, `"12h"`, `"2d"`. `--set a.b=c`
 overrides any field: `--set supervision.grace_s=2m --set cluster.worker.0=10.0.0.7:2222`.
+[Your defaults](../guides/defaults.md) fill what a spec leaves out.
 
 Files that a spec names on this machine must exist: the workdir, scripts, `env_file`, Python, and
 for other hosts at least one match of each glob of `include`. `validate`, `plan`, `doctor` and `up`

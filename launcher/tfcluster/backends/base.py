@@ -8,7 +8,6 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Self
 
@@ -160,6 +159,5 @@ def open_nodes(planned: Sequence[NodePlan], run: RunContext) -> Nodes:
 
 def class_of(node: NodePlan) -> type[Nodes]:
     """Return the class that makes and reaches nodes like `node`."""
-    module, name = kinds.get(node.backend).nodes.split(":")
-    nodes: type[Nodes] = getattr(import_module(module), name)
+    nodes: type[Nodes] = kinds.import_object(kinds.get(node.backend).nodes)
     return nodes

@@ -229,5 +229,5 @@ def _notes() -> Iterator[tuple[str, Place, str]]:
     for path in sorted(folder.iterdir()) if os.path.isdir(folder) else ():
         with contextlib.suppress(OSError, ValueError):
             backend, endpoint, coordinator, end = path.read_text().split("\n")
-            if not end and backend in kinds.REGISTRY:
+            if not end and kinds.is_known(backend):
                 yield path.name, Place(backend, endpoint), coordinator

@@ -168,7 +168,15 @@ def task_names(context: click.Context) -> Iterator[str]:
 @completer
 def backend_names(context: click.Context) -> Iterable[str]:
     """Return the values of ``runtime.backend``."""
-    return (kinds.AUTO, *kinds.REGISTRY)
+    return (kinds.AUTO, *kinds.names())
+
+
+@completer
+def profile_names(context: click.Context) -> Iterable[str]:
+    """Return the profiles of the user's defaults."""
+    from tfcluster.spec import user_defaults
+
+    return user_defaults.profile_names()
 
 
 @completer
@@ -207,9 +215,9 @@ def _tasks_of_run(run: str | None) -> Iterable[str]:
 def command(shell: str) -> None:
     """Print the completion script of SHELL.
 
-    It completes commands, options, runs, tasks, templates, backends, and file names elsewhere. For
-    the current session: eval "$(tfcluster completion bash)", or `tfcluster completion fish |
-    source`.
+    It completes commands, options, runs, tasks, templates, backends, profiles, and file names
+    elsewhere. For the current session: eval "$(tfcluster completion bash)", or `tfcluster
+    completion fish | source`.
     """
     cli, terminal = click.get_current_context().find_root().command, Terminal()
     terminal.out(SHELLS[shell](cli, {}, "tfcluster", VARIABLE).source())

@@ -20,7 +20,7 @@ from typing import Any
 import click
 
 from tfcluster.agent.error_text import reason_of
-from tfcluster.cli.completion import backend_names
+from tfcluster.cli.completion import backend_names, profile_names
 from tfcluster.cli.other_options import OTHER_OPTIONS, misplaced
 from tfcluster.errors import UsageError
 from tfcluster.spec import NO_CHOICE, PYTHON_ENDINGS, HostChoice, LaunchOptions, PlanOptions
@@ -81,6 +81,12 @@ def _absolute(context: object, option: object, path: str | None) -> str | None:
 set_option = click.option(
     "--set", "sets", multiple=True, metavar="A.B=C", help="Set a field of the spec."
 )
+profile_option = click.option(
+    "--profile",
+    metavar="NAME",
+    shell_complete=profile_names,
+    help="Profile of your defaults (~/.config/tfcluster/config.yaml).",
+)
 python_option = click.option("--python", metavar="PATH", help="Python that runs the tasks.")
 ENV_OPTIONS = (
     click.option("-e", "--env", "variables", multiple=True, metavar="NAME[=VALUE]",
@@ -135,6 +141,7 @@ _WATCH_OPTIONS = (
 def _plan_options(
     sets: tuple[str, ...],
     python: str | None,
+    profile: str | None,
     hosts: HostChoice = NO_CHOICE,
     backend: str | None = None,
     name: str | None = None,
@@ -148,7 +155,8 @@ def _plan_options(
         "--env-file": ("job.env_file", env_file),
         "--on-end": ("supervision.on_end", on_end),
     }
-    return PlanOptions(sets, fields, hosts, python, job_args(), _read_variables(variables))
+    env = _read_variables(variables)
+    return PlanOptions(sets, fields, hosts, python, job_args(), env, profile)
 
 
 def _read_variables(variables: Sequence[str]) -> dict[str, str | None]:
@@ -175,7 +183,7 @@ def plan_options(*more: Decorator) -> Decorator:
     makers: dict[str, Callable[..., Any]] = {"changes": _plan_options}
     if HOST_OPTIONS[0] in more:
         makers = {"hosts": HostChoice, **makers}
-    return bundled((set_option, *more, python_option), **makers)
+    return bundled((set_option, profile_option, *more, python_option), **makers)
 
 
 def launch_options(*more: Decorator) -> Decorator:

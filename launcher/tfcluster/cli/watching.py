@@ -22,7 +22,7 @@ from tfcluster.checkpoints.store import load_hint, read_store
 from tfcluster.cli.completion import live_runs, run_names, task_names
 from tfcluster.cli.options import parse_moment
 from tfcluster.cli.scheduler_runs import Scheduler, SchedulerChoice, option_of, scheduler_options
-from tfcluster.errors import SetupError, UsageError
+from tfcluster.errors import UsageError, require_extra
 from tfcluster.rundir import registry
 from tfcluster.rundir.figures import state_json
 from tfcluster.rundir.paths import RunPaths, home, runtime_dir
@@ -418,15 +418,10 @@ def ui(port: int | None, opens: bool, read_only: bool, metrics_token: str | None
     The printed URL works on this machine only, and holds a key: who has it can read the logs of
     your runs, and stop them.
     """
+    require_extra("ui", "starlette", "uvicorn")
+    from tfcluster.web.serving import serve
+
     terminal = Terminal()
-    try:
-        from tfcluster.web.serving import serve
-    except ModuleNotFoundError as error:
-        missing = (error.name or "").partition(".")[0]
-        if missing not in ("starlette", "uvicorn"):
-            raise
-        fix = "pip install 'tfcluster[ui]'"
-        raise SetupError(f"the web page needs the package {missing}", fix=fix) from error
 
     def report(url: str) -> None:
         terminal.say("tfcluster ui: open this URL; Ctrl-C ends the page, the runs continue")

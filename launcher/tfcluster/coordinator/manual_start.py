@@ -35,8 +35,8 @@ def build(spec_or_run: str, name: str, options: PlanOptions = UNCHANGED) -> Manu
     """
     if (paths := _run(spec_or_run)) is None:
         return _build_from_spec(spec_or_run, name, options)
-    if options.sets or options.python:
-        raise UsageError(f"{paths.run_id} is a run; --set and --python need a spec")
+    if options.sets or options.python or options.profile:
+        raise UsageError(f"{paths.run_id} is a run; --set, --profile and --python need a spec")
     return _build_from_run(paths, name)
 
 

@@ -116,7 +116,8 @@ def load(source: Source, options: PlanOptions = UNCHANGED) -> LoadedSpec:
     """
     if not isinstance(source, RunPaths):
         return spec_load.load(source, options)
-    loaded, state = spec_load.load(source.spec, options), registry.load(source)
+    loaded = spec_load.load(source.spec, options, is_complete=True)
+    state = registry.load(source)
     path = Path(state.spec) if state.spec else None
     return replace(loaded, path=path, folder=Path(state.spec_folder or Path.cwd()))
 
@@ -161,7 +162,7 @@ def plan(
         args=options.args,
         set_paths=loaded.set_paths,
     )
-    return Planned(spec, made, context, options)
+    return Planned(spec, replace(made, defaults=loaded.defaults), context, options)
 
 
 def _place_bundle(tasks: Sequence[PlacedTask], environ: Mapping[str, str]) -> Path:

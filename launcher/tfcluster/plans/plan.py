@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal
 
 from tfcluster import kinds
 from tfcluster.kinds import Capabilities
-from tfcluster.spec import JOBS
+from tfcluster.spec import JOBS, UserDefault
 from tfcluster.typed_json import ONLY_IF_SET, from_json, object_to_json
 
 JobKind = Literal["training", "tuner", "plain"]
@@ -300,6 +300,8 @@ class Plan:
     """The first and the last port that agents may choose; empty: any."""
     without_trackers: bool = field(default=False, metadata=ONLY_IF_SET)
     """True if no task gets variables of experiment trackers (``job.trackers``)."""
+    defaults: tuple[UserDefault, ...] = field(default=(), metadata=ONLY_IF_SET)
+    """The fields that the user's defaults have set."""
     joins: bool = field(default=False, metadata=ONLY_IF_SET)
     """True if `tfcluster join` started it: a part of a cluster, which is never restarted here."""
     elsewhere: tuple[TaskPlan, ...] = field(default=(), metadata=ONLY_IF_SET)

@@ -178,7 +178,7 @@ def cell_spec(
     value["resources"] = {**value.get("resources", {}), **resources}
     if communication is not None:
         value.setdefault("strategy", {})["communication"] = communication
-    return spec_load.load(value).spec
+    return spec_load.load(value, is_complete=True).spec
 
 
 def _with_workers(spec: ClusterSpec, workers: int, *, is_simulated: bool) -> ClusterSpec:

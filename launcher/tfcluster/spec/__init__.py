@@ -66,15 +66,31 @@ class PlanOptions:
     """Appended to ``job.args``."""
     env: Mapping[str, str | None] = field(default_factory=dict)
     """Variables of ``-e``; None: the value in the launcher's environment."""
+    profile: str | None = None
+    """The profile of the user's defaults to use besides `default`."""
 
     @property
     def touches_spec(self) -> bool:
         """True if something of the spec is changed."""
         values = (value for _, value in self.fields.values() if value is not None)
-        return bool(self.sets or self.env) or self.hosts != NO_CHOICE or any(values)
+        is_changed = bool(self.sets or self.env) or self.profile is not None
+        return is_changed or self.hosts != NO_CHOICE or any(values)
 
 
 UNCHANGED = PlanOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class UserDefault:
+    """A field that the user's defaults set because the spec does not."""
+
+    field: str
+    """The dotted path."""
+    value: str | None
+    """The value as text; None for a variable, which may be secret."""
+    profile: str
+    file: str
+    """The file with the profile, as messages show it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,6 +56,15 @@ class Document:
     repeated: tuple[FieldPath, ...]
     """Paths of keys written twice; `keys` and `values` hold the second."""
 
+    def offset(self, path: FieldPath, *, on_key: bool = False) -> int:
+        """Return the offset of the value at `path`, or of its key; else of what is around it."""
+        places = self.keys if on_key else self.values
+        if path in places:
+            return places[path]
+        while path not in self.values:
+            path = path[:-1]
+        return self.values[path]
+
 
 def place_in(text: str, offset: int) -> tuple[int, int]:
     """Return the line and the column of `offset`, both counted from 1."""

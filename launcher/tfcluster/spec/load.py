@@ -12,12 +12,13 @@ from pydantic import ValidationError
 
 from tfcluster.agent.error_text import describe_error
 from tfcluster.errors import Problem, SpecError
-from tfcluster.spec import UNCHANGED, FieldPath, PlanOptions, jsonc, overrides, shorten
+from tfcluster.spec import UNCHANGED, FieldPath, PlanOptions, UserDefault, jsonc, overrides
 from tfcluster.spec.fields import Mistake
 from tfcluster.spec.hosts import read_hosts, select, spread
 from tfcluster.spec.model import VERSION, ClusterSpec
-from tfcluster.spec.problems import explain_errors, join_path, show_path
+from tfcluster.spec.problems import explain_errors, join_path, repeated_keys, show
 from tfcluster.spec.source import SpecSource, read_source
+from tfcluster.spec.user_defaults import fill, read_defaults
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,8 @@ class LoadedSpec:
     """The folder to which the spec's paths are relative; the working directory for stdin."""
     set_paths: frozenset[str]
     """Dotted paths given with ``--set``."""
+    defaults: tuple[UserDefault, ...]
+    """The fields that the user's defaults set."""
     problem: Callable[[Mistake], Problem]
     """Turns a mistake into a problem with its place: ``file:line:column``, or the option."""
 
@@ -40,11 +43,14 @@ def load(
     options: PlanOptions = UNCHANGED,
     *,
     where: str = "spec",
+    is_complete: bool = False,
 ) -> LoadedSpec:
     """Return the spec in a file, ``-`` for standard input, None for ``./tfcluster.json`` or so.
 
-    The source may be a value, too, whose problems begin with `where`. Of `options` the overrides
-    and hosts count. Raises SpecError with every problem, whatever the file contains.
+    The source may be a value, too, whose problems begin with `where`. Of `options` the overrides,
+    hosts and profile count. The user's defaults fill what the spec leaves out; with `is_complete`
+    it holds them already, as the spec of a run does, and only a profile that `options` names
+    counts. Raises SpecError with every problem, whatever the files contain.
     """
     read = _source_of(source, where) if isinstance(source, Mapping) else read_source(source)
     hosts, chosen = options.hosts, _overrides(options)
@@ -54,15 +60,24 @@ def load(
     if hosts.hosts is not None or hosts.hostfile is not None:
         value, places = spread(value, read_hosts(hosts), workers=hosts.workers)
         value, chosen = overrides.apply(value, places), (*chosen, *places)
-    check = _Check(value, document, read, chosen)
+    defaults = read_defaults(options.profile, is_complete=is_complete)
+    value, filled = fill(value, defaults)
+    check = _Check(value, document, read, (*filled, *chosen))
     spec = check.spec()
+    if any(default.host is not None for default in defaults):  # which hosts there are is known now
+        value, of_hosts = fill(value, defaults, hosts=spec.known_hosts)
+        filled = (*filled, *of_hosts)
+        check = _Check(value, document, read, (*filled, *chosen))
+        spec = check.spec()
+    chosen = (*filled, *chosen)
     if hosts.include or hosts.exclude:
         selection = select(value, spec, hosts)
         check = _Check(selection.value, document, read, (*chosen, selection.override))
         spec = check.spec()
         set_paths = [selection.new_path(path) for path in set_paths if path is not None]
     dotted_paths = frozenset(join_path(path) for path in set_paths if path is not None)
-    return LoadedSpec(spec, read.path, read.folder, dotted_paths, check.problem)
+    shown = tuple(default.shown() for default in filled)
+    return LoadedSpec(spec, read.path, read.folder, dotted_paths, shown, check.problem)
 
 
 def _source_of(value: Mapping[str, Any], where: str) -> SpecSource:
@@ -110,10 +125,7 @@ class _Check:
         """Return the spec; raises SpecError with all problems, in the order of the file."""
         if newer := self._newer_version():
             raise SpecError([newer])
-        repeated = [
-            Mistake(path, f"the key {shorten(path[-1])} is written twice", "keep one", on_key=True)
-            for path in self.document.repeated
-        ]
+        repeated = repeated_keys(self.document)
         spec, mistakes = _validate(self._with_name())
         if spec is None or repeated:
             ordered = sorted([*repeated, *mistakes], key=self._file_offset)
@@ -122,10 +134,7 @@ class _Check:
 
     def problem(self, mistake: Mistake) -> Problem:
         """Return `mistake` with its place and the name of its field."""
-        message = mistake.message
-        if mistake.path and not mistake.on_key:  # a message about a key quotes it itself
-            message = f"{show_path(mistake.path)}: {message}"
-        return Problem(self._place(mistake), message, mistake.fix)
+        return Problem(self._place(mistake), show(mistake), mistake.fix)
 
     def _with_name(self) -> Any:
         """Return the value, named after the file if it has no name."""
@@ -155,13 +164,7 @@ class _Check:
         return None
 
     def _file_offset(self, mistake: Mistake) -> int:
-        path, document = mistake.path, self.document
-        places = document.keys if mistake.on_key else document.values
-        if path in places:
-            return places[path]
-        while path not in document.values:
-            path = path[:-1]
-        return document.values[path]
+        return self.document.offset(mistake.path, on_key=mistake.on_key)
 
 
 def _validate(value: Any) -> tuple[ClusterSpec | None, list[Mistake]]:

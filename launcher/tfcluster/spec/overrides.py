@@ -108,7 +108,7 @@ def _resolve(parts: tuple[str, ...], done: FieldPath) -> FieldPath | None:
 def _steps(parts: tuple[str, ...], done: FieldPath) -> Iterator[tuple[str | int, int]]:
     """Yield each possible next step below `done` and the number of `parts` that it uses."""
     types = published_schema.types_at(done)
-    if parts[0] in published_schema.keys_at(done):
+    if published_schema.has_key(done, parts[0]):
         yield parts[0], 1
     if "array" in types and parts[0].isascii() and parts[0].isdecimal() and len(parts[0]) < 6:
         yield int(parts[0]), 1

@@ -14,6 +14,7 @@ from pydantic_core import ErrorDetails
 
 from tfcluster.spec import FieldPath, published_schema, shorten
 from tfcluster.spec.fields import Mistake, RulesBroken
+from tfcluster.spec.jsonc import Document
 
 _KEY = "[key]"
 """The last part of an error's path where pydantic refuses the key itself."""
@@ -80,6 +81,21 @@ def show_path(path: Iterable[str | int]) -> str:
     return ".".join(
         part if part.isprintable() and len(part) < 60 else shorten(part) for part in parts
     )
+
+
+def show(mistake: Mistake) -> str:
+    """Return the message after the name of its field."""
+    if not mistake.path or mistake.on_key:  # a message about a key quotes it itself
+        return mistake.message
+    return f"{show_path(mistake.path)}: {mistake.message}"
+
+
+def repeated_keys(document: Document) -> list[Mistake]:
+    """Return a mistake for each key that is written twice in an object."""
+    return [
+        Mistake(path, f"the key {shorten(path[-1])} is written twice", "keep one", on_key=True)
+        for path in document.repeated
+    ]
 
 
 def explain_errors(error: ValidationError, value: Any) -> list[Mistake]:

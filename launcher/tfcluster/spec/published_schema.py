@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tfcluster import kinds
 from tfcluster.spec import FieldPath
 
 SCHEMA_FILE = "spec-v1.schema.json"
@@ -55,6 +56,13 @@ def example_at(path: FieldPath) -> Any:
 def keys_at(path: FieldPath) -> set[str]:
     """Return the keys that an object at `path` may have."""
     return {key for form in _forms_at(path) for key in form.get("properties", ())}
+
+
+def has_key(path: FieldPath, key: str) -> bool:
+    """Return whether an object at `path` may have `key`: also a section of another package."""
+    if key in keys_at(path):
+        return True
+    return path == ("runtime",) and _package_section(key) is not None
 
 
 def is_map(path: FieldPath) -> bool:
@@ -104,8 +112,25 @@ def _children(node: Node, part: str | int) -> Iterator[Node]:
                 yield items
         elif part in form.get("properties", ()):
             yield form["properties"][part]
+        elif form is _runtime() and (section := _package_section(part)) is not None:
+            yield section
         elif isinstance(others := form.get("additionalProperties"), dict):
             yield others
+
+
+def _runtime() -> Node:
+    section: Node = schema()["$defs"]["Runtime"]
+    return section
+
+
+@functools.cache
+def _package_section(name: str) -> Node | None:
+    """Return the schema of ``runtime.NAME``, the section of another package's backend, or None."""
+    if (model := kinds.section_model(name)) is None:
+        return None
+    section: Node = model.model_json_schema(ref_template=f"#/$defs/{name}.{{model}}")
+    schema()["$defs"] |= {f"{name}.{key}": each for key, each in section.pop("$defs", {}).items()}
+    return section
 
 
 def _type(form: Node) -> str:

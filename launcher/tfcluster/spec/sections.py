@@ -4,9 +4,20 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from typing import TYPE_CHECKING, Annotated, Final, Literal, Self
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    WithJsonSchema,
+    model_validator,
+)
+from pydantic_core import PydanticKnownError
 
 from tfcluster import kinds
 from tfcluster.kinds import AUTO, REGISTRY
@@ -20,6 +31,7 @@ from tfcluster.spec.fields import (
     Seconds,
     Section,
     documented,
+    drop_x_keys,
     field_error,
     matching,
 )
@@ -204,16 +216,46 @@ def _check_ports(value: str) -> str:
     return value
 
 
-if TYPE_CHECKING:
-    BackendName = str
-else:
-    BackendName = Literal[AUTO, *REGISTRY]
+def _check_backend(value: Any) -> Any:
+    """Raise the error of a `Literal`, whose serializer would refuse backends of other packages."""
+    names = (AUTO, *REGISTRY)
+    if value in names or (isinstance(value, str) and kinds.is_known(value)):
+        return value
+    expected = f"{', '.join(map(repr, names[:-1]))} or {names[-1]!r}"
+    raise PydanticKnownError("literal_error", {"expected": expected})
+
+
+_BACKEND = BeforeValidator(_check_backend)
+_BACKENDS = WithJsonSchema({"enum": [AUTO, *REGISTRY], "type": "string"})
+
+
+@dataclass(frozen=True, slots=True)
+class _Extra:
+    """A member of `Runtime` that is none of its fields."""
+
+    key: str
+    value: Any
+
+
+def _read_extra(extra: _Extra) -> Any:
+    """Return the section of a backend of another package, validated by that package's model."""
+    if (model := kinds.section_model(extra.key)) is None:
+        raise PydanticKnownError("extra_forbidden")
+    return model.model_validate(extra.value)
 
 
 class Runtime(Section):
     """The backend, Python and network of the tasks, and settings per host."""
 
-    backend: BackendName = documented(
+    # Members that are none of its fields are sections of backends of other packages.
+    model_config = ConfigDict(
+        extra="allow",
+        json_schema_extra={"additionalProperties": False, "patternProperties": {"^x-": {}}},
+    )
+    # `init=False` tells type checkers that this is no field.
+    __pydantic_extra__: dict[str, Annotated[Any, PlainValidator(_read_extra)]] = Field(init=False)
+
+    backend: Annotated[str, _BACKEND, _BACKENDS] = documented(
         AUTO,
         "`auto`: tasks at this machine's addresses run locally, others through ssh; `docker`: each "
         "task runs in its own container; `slurm`: a job of Slurm; `kubernetes`: each task runs in "
@@ -284,12 +326,29 @@ class Runtime(Section):
         Kubernetes.model_construct(), "The pods of `--backend kubernetes`.", {"namespace": "vision"}
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _name_extras(cls, value: Any) -> Any:
+        """Give `_read_extra`, which gets no more than a value, the key too."""
+        if not isinstance(value, Mapping):
+            return value
+        fields = cls.model_fields
+        return {
+            key: each if key in fields else _Extra(key, each)
+            for key, each in drop_x_keys(value).items()
+        }
+
     @model_validator(mode="after")
     def _choose_simulated(self) -> Self:
         """A simulated network is made on this machine, with a node for each task."""
         is_simulated = isinstance(self.network, Network)
         backend = kinds.with_network(self.backend, is_simulated=is_simulated)
         return self.model_copy(update={"backend": backend}) if backend != self.backend else self
+
+    def section(self, backend: str) -> Any:
+        """Return the section of a backend of another package, with defaults if it is left out."""
+        written = (self.model_extra or {}).get(backend)
+        return kinds.section_model(backend)() if written is None else written
 
     @property
     def port_range(self) -> tuple[int, ...]:

@@ -130,6 +130,7 @@ def start_panel(
         ("strategy", format_strategy(plan)),
         ("open ports", describe_ports(plan, listening) if listening else None),
         ("elsewhere", join_first(others, _MAX_LISTED) if others else None),
+        *_user_defaults(plan),
         ("folder", keep_whole(str(paths.root))),
         ("resumes", format_resume(*resumes) if resumes else None),
     )
@@ -258,7 +259,18 @@ def _facts(plan: Plan) -> Facts:
         *_pythons(plan),
         *_commands(plan),
         *(("prepare", keep_whole(join(c.argv))) for c in list(plan.prepare.values())[:1]),
+        *_user_defaults(plan),
     )
+
+
+def _user_defaults(plan: Plan) -> Iterator[tuple[str, str]]:
+    """Yield a row for each profile of the user's defaults, with the fields that it has set."""
+    fields: dict[tuple[str, str], list[str]] = {}
+    for default in plan.defaults:
+        text = default.field if default.value is None else f"{default.field}={default.value}"
+        fields.setdefault((default.profile, default.file), []).append(text)
+    for (profile, file), texts in fields.items():
+        yield f"profile {profile}", f"{', '.join(texts)} ({file})"
 
 
 def _commands(plan: Plan) -> Iterator[tuple[str, str]]:

@@ -95,3 +95,14 @@ def test_every_module_of_the_agent_imports(python39: str, platform: str) -> None
     code = f"import sys; sys.path.append({str(folder.parents[1])!r}); sys.platform = {platform!r}; "
     argv = [python39, "-I", "-S", "-c", code + "import " + ", ".join(modules)]
     assert subprocess.run(argv, capture_output=True, text=True, check=False).stderr == ""
+
+
+def test_on_python39_the_command_and_the_package_say_what_to_do(python39: str) -> None:
+    env = {"PYTHONPATH": str(Path(__file__).parents[3] / "launcher"), "PATH": "/usr/bin:/bin"}
+    for code in (["-m", "tfcluster", "up"], ["-c", "import tfcluster; tfcluster.run"]):
+        done = subprocess.run(
+            [python39, *code], env=env, capture_output=True, text=True, check=False, timeout=60
+        )
+        assert done.returncode != 0
+        assert "this is Python 3.9, and tfcluster itself needs 3.11" in done.stderr
+        assert f"tfcluster up --python {python39}" in done.stderr

@@ -16,7 +16,8 @@ Forked = Callable[..., subprocess.CompletedProcess[str]]
 
 def environ(folder: Path) -> dict[str, str]:
     """Return the environment of a user whose home of runs and cache are in `folder`."""
-    kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+    names = ("PATH", "HOME", "TFCLUSTER_CONFIG")
+    kept = {name: os.environ[name] for name in names if name in os.environ}
     return kept | {
         **read_at_start(outer_environment()),
         "TFCLUSTER_HOME": str(folder / "home"),

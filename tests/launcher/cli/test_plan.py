@@ -170,3 +170,22 @@ def test_hosts_of_the_command_line_replace_those_of_the_spec(forked: Forked, fol
     result = forked("plan", "--hosts", "gpu1:2", "--exclude", "gpu1:worker:0", "--exclude", "gpu2")
     assert (result.returncode, result.stdout) == (2, "")
     assert "--exclude gpu2: no task is on the host 'gpu2'" in result.stderr
+
+
+def test_the_users_defaults_are_shown_with_their_source(folder: Path, forked: Forked) -> None:
+    config = folder / "mine.yaml"
+    config.write_text(
+        "default: {supervision: {grace_s: 2m}}\n"
+        'lab: {runtime: {hosts: {"*": {env: {WANDB_API_KEY: hidden}}}, preload: "off"}}\n'
+    )
+    more = {"TFCLUSTER_CONFIG": str(config), "HOME": str(folder)}
+    shown = forked("plan", "--profile", "lab", **more).stdout
+    assert "profile lab      runtime.hosts.*.env.WANDB_API_KEY, runtime.preload=off" in shown
+    assert "profile default  supervision.grace_s=2m (~/mine.yaml)" in shown
+    assert "hidden" not in shown
+    data = json.loads(forked("plan", "--json", **more).stdout)
+    (default,) = data["defaults"]
+    assert (default["field"], default["file"]) == ("supervision.grace_s", "~/mine.yaml")
+    refused = forked("validate", "--profile", "lob", **more)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "did you mean lab?" in refused.stderr

@@ -9,7 +9,6 @@ of a second on each start's way to its pods.
 from __future__ import annotations
 
 import functools
-import importlib.util
 import itertools
 import json
 import os
@@ -25,7 +24,7 @@ from urllib.parse import quote, urlencode
 import yaml
 
 from tfcluster.agent import foreign_json
-from tfcluster.errors import SetupError
+from tfcluster.errors import SetupError, require_extra
 
 if TYPE_CHECKING:
     import urllib3
@@ -90,8 +89,9 @@ def reach(settings: Settings, *, patience_s: float = 10.0) -> KubeCluster:
     """Return the cluster of `settings`: the pod's own one in a coordinator's pod, else that of the
     kubeconfig's context, else the pod's own one.
 
-    Raises SetupError without the official client, or without a cluster.
+    Raises SetupError without the extra packages, or without a cluster.
     """
+    require_extra("kubernetes", "urllib3", "websocket")
     places = _places()
     files = [path for path in places.split(os.pathsep) if path and os.path.exists(path)]
     is_around = JOB_VARIABLE in os.environ or not (settings.context or files)
@@ -122,7 +122,7 @@ class _NoContextError(Exception):
 @functools.lru_cache(maxsize=8)
 def _of_context(context: str | None, places: str, versions: tuple[int, ...], period: int) -> Access:
     """Return the access that all callers share, with its connections, until its files change."""
-    _require_client()
+    require_extra("kubernetes", "kubernetes")
     from kubernetes.client import Configuration
     from kubernetes.client.rest import RESTClientObject
     from kubernetes.config import ConfigException, kube_config
@@ -147,15 +147,6 @@ def _of_context(context: str | None, places: str, versions: tuple[int, ...], per
         namespace=chosen.get("namespace") or "default",
         context=str(name),
     )
-
-
-def _require_client() -> None:
-    found = importlib.util.find_spec("kubernetes")
-    if found is None or found.origin is None:  # a folder of that name
-        raise SetupError(
-            "the backend kubernetes needs Kubernetes' official client",
-            fix="install it: `pip install 'tfcluster[kubernetes]'`",
-        )
 
 
 @functools.cache
@@ -199,6 +190,7 @@ def reach_again(name: str, *, patience_s: float) -> KubeCluster:
     host, namespace, former = match.groups() if match else (name, None, None)
     if JOB_VARIABLE in os.environ:
         return reach(SimpleNamespace(context=None, namespace=namespace), patience_s=patience_s)
+    require_extra("kubernetes", "kubernetes", "urllib3", "websocket")
     why = f"no context of the kubeconfig leads to {host}"
     for context in itertools.chain((former,), _context_names(namespace)):
         try:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from pathlib import Path
 from typing import Self
 
 from tfcluster.backends.relayed import STARTER, RelayedNodes
 from tfcluster.plans.plan import NodePlan
-
-POLL_S = 0.1
 
 
 class TemplateNodes(RelayedNodes):
@@ -18,13 +15,15 @@ class TemplateNodes(RelayedNodes):
 
     async def __aenter__(self) -> Self:
         """Wait for as many free slots as there are nodes, and take them."""
-        self._queue, self._taken = Path(os.environ["TEMPLATE_QUEUE"]), list[Path]()
+        assert self.run.runtime is not None
+        settings = self.run.runtime.section("template")
+        self._queue, self._taken = Path(settings.queue), list[Path]()
         wanted, reason = len(self.planned), ""
         while not self._take(wanted):
             free = len(list(self._queue.glob("*.free")))
             if (why := f"{free} of {wanted} slots are free") != reason:
                 self.run.queued(reason := why)
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(settings.poll_s)
         names = (node.name for node in self.planned)
         self.hosts = dict(zip(names, (slot.stem for slot in self._taken), strict=True))
         return self
