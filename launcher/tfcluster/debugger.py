@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tfcluster.agent import foreign_json
+from tfcluster.agent.error_text import reason_of
 from tfcluster.errors import InterpreterError, SetupError, TfclusterError
 
 if TYPE_CHECKING:
@@ -176,7 +177,7 @@ def tunnel(execute: Execute, remote_port: int, *, port: int = 0) -> Iterator[int
         listener = socket.create_server(("127.0.0.1", port))
     except OSError as error:
         fix = "choose another one with --port, or leave it out"
-        raise SetupError(f"the port {port} is not free: {error.strerror}", fix=fix) from error
+        raise SetupError(f"the port {port} is not free: {reason_of(error)}", fix=fix) from error
     threading.Thread(target=accept, daemon=True).start()
     try:
         yield listener.getsockname()[1]
