@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -30,9 +31,11 @@ from tfcluster.rundir.waiting import Waiting, block, block_async, each, each_asy
 
 if TYPE_CHECKING:
     from tfcluster.checkpoints.store import Damaged, Gathered
+    from tfcluster.rundir.exec_stream import ExecEnd, UserTerminal
     from tfcluster.rundir.goodput import Goodput
     from tfcluster.rundir.series import History
 
+_SHELL = ("sh", "-c", "if command -v bash >/dev/null; then exec bash; else exec sh; fi")
 _TRACES_WITHIN_S = 60.0
 """The time for the copies of traces from a cluster, after the news that they are complete."""
 _threads: dict[RunPaths, threading.Thread] = {}
@@ -101,6 +104,26 @@ class JobFailed(TfclusterError):
     def _render_traceback_(self) -> list[str]:
         """Return what IPython shows of it: the diagnosis, not the way through tfcluster."""
         return f"JobFailed: {self}".splitlines()
+
+
+@dataclass(frozen=True, slots=True)
+class Debugger:
+    """A debugger of this machine can attach to a task."""
+
+    run: Run
+    task: str
+    attempt: int
+    port: int
+    """The port on 127.0.0.1."""
+    launch_json: str
+    """The configuration of VS Code."""
+
+    def is_current(self) -> bool:
+        """Return whether the task still runs, in the same attempt."""
+        state = self.run.state()
+        current = next(task for task in state.tasks if task.task == self.task)
+        runs = current.state in ("starting", "running", "stopping")
+        return runs and current.attempt == self.attempt and not state.status.is_final
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,13 +314,89 @@ class Run:
                 finished = event
         return block(self._read_profile(finished)) if finished is not None else None
 
+    def exec(
+        self,
+        task: str,
+        *command: str,
+        stdin: int | None = None,
+        stdout: int = 1,
+        stderr: int = 2,
+        terminal: UserTerminal | None = None,
+    ) -> ExecEnd:
+        """Run a command, or a shell, beside a task, in its environment; return its end.
+
+        Its streams are joined to these descriptors; with a `terminal` it gets one, and writes all
+        to stdout. Raises UsageError if it cannot be started, and NodeLostError if its node or the
+        coordinator is lost.
+        """
+        from tfcluster.rundir.exec_stream import ExecStream
+
+        (label,) = self._labels([task])
+        size = None
+        if terminal is not None:
+            rows, columns = terminal.size()
+            size = {"kind": terminal.kind, "rows": rows, "columns": columns}
+        request = control.exec_request(label, command or _SHELL, size)
+        raw = terminal or contextlib.nullcontext()
+        with self._ask_and_keep(request, "exec") as (connection, number), raw:
+            return ExecStream(
+                connection, number, stdin=stdin, stdout=stdout, stderr=stderr, terminal=terminal
+            ).run()
+
+    @contextlib.contextmanager
+    def debug(self, task: str, *, port: int = 0) -> Iterator[Debugger]:
+        """Have debugpy listen in a task, and join a port of this machine to it during the block.
+
+        `port`: 0 chooses a free one. Raises UsageError for a task that does not run, SetupError if
+        its node or its Python lacks what debugpy needs, and what `exec` raises.
+        """
+        from tfcluster import debugger
+
+        (label,) = self._labels([task])
+        found = self.progress()[label]
+        if found.pid is None:
+            raise UsageError(f"{label} does not run", fix="`tfcluster status` shows the tasks")
+
+        def execute(argv: Sequence[str], *, stdin: int | None, stdout: int, stderr: int) -> ExecEnd:
+            return self.exec(label, *argv, stdin=stdin, stdout=stdout, stderr=stderr)
+
+        listening = debugger.attach(execute, label, found.pid)
+        with debugger.tunnel(execute, listening.port, port=port) as number:
+            workdir = registry.load_plan(self.paths).workdir
+            name = f"{label} of {self.id}"
+            text = debugger.launch_json(name, number, workdir=workdir, folder=listening.folder)
+            yield Debugger(self, label, found.attempt, number, text)
+
+    @contextlib.contextmanager
+    def _ask_and_keep(
+        self, request: Mapping[str, Any], command: str
+    ) -> Iterator[tuple[socket.socket, Any]]:
+        """Yield the connection on which the coordinator has answered, and its answer."""
+        if (state := self.state()).job is not None and not state.status.is_final:
+            with job_watch.connect_coordinator(self.paths) as connection:
+                yield connection, control.ask_over(connection, request)
+            return
+
+        def send(path: Path) -> tuple[socket.socket, Any]:
+            with contextlib.ExitStack() as opened:
+                connection = opened.enter_context(control.connect(path))
+                answer = control.ask_over(connection, request)
+                opened.pop_all()
+                return connection, answer
+
+        words = f"tfcluster {command} {self.id}"
+        connection, answer = waiting.change_run(self.paths, self.state, send, words)
+        with connection:
+            yield connection, answer
+
     def _labels(self, tasks: Iterable[str]) -> list[str]:
         return [label for task in tasks if (label := self._label(task))]
 
     def _request(self, request: Mapping[str, Any], command: str) -> Any:
         """Return the coordinator's answer, wherever it runs; `command` is the user's."""
         if (state := self.state()).job is not None and not state.status.is_final:
-            return job_watch.ask_coordinator(self.paths, request)
+            with job_watch.connect_coordinator(self.paths) as connection:
+                return control.ask_over(connection, request)
         send = partial(control.request, request=request)
         return waiting.change_run(self.paths, self.state, send, f"tfcluster {command} {self.id}")
 

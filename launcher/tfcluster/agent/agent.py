@@ -66,6 +66,7 @@ class Agent:
             resume_logs=self._resume,
             use_room=streams.stream,
             take_file=self._take_file,
+            take_exec=self._runner.take_exec,
         )
         self._preloader.serve(self._link, self._selector)
         self._actions: dict[type[msg.Order], Callable[[Any], None]] = {
@@ -76,6 +77,8 @@ class Agent:
             msg.Signal: self._runner.signal,
             msg.TakeStacks: self._runner.take_stacks,
             msg.TraceSteps: self._runner.trace_steps,
+            msg.Exec: self._runner.begin_exec,
+            msg.EndExec: self._runner.end_exec,
             msg.Shutdown: self._shut_down,
             msg.KillAgent: lambda order: os.kill(os.getpid(), signal.SIGKILL),
         }
@@ -152,6 +155,7 @@ class Agent:
     def _resume(self, log_offsets: dict[str, int]) -> None:
         if self._files is not None:
             self._files.forget()
+        self._runner.end_all_execs()  # frames may have been lost with the connection
         self._log_streams.resume(log_offsets)
 
     def _take_file(self, name: str, offset: int, data: bytes) -> None:

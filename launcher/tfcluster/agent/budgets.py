@@ -50,6 +50,13 @@ MESSAGE_LIST = 100_000
 CHILD_HELLOS = 64
 """The connections of tasks' children that have not said hello; one more closes the oldest."""
 
+# -- commands beside tasks ------------------------------------------------------------------
+
+EXEC_COMMANDS = 16
+"""The commands of `tfcluster exec` on a node at a time; further ones are refused."""
+EXEC_BYTES_AHEAD = 256 << 10
+"""The bytes of one of their streams that may be sent and not yet written."""
+
 # -- connections to an agent ----------------------------------------------------------------
 
 PENDING_CONNECTIONS = 8

@@ -165,6 +165,27 @@ class TraceSteps(Order):
     seconds: float = 0.0
     """The length of the trace of such a task."""
 
+class Terminal(Part):
+    kind: str
+    """The value of TERM."""
+    rows: int
+    columns: int
+
+class Exec(Order):
+    """Run a command beside a task; answered by `ExecStarted` and `ExecEnded`, or `ExecFailed`.
+
+    What it reads and writes are `X` frames (`agent.exec_frames`).
+    """
+    id: int
+    task: str
+    argv: Strings
+    terminal: Terminal | None = None
+    """The user's terminal; None gives the command pipes."""
+
+class EndExec(Order):
+    """Kill such a command with all that it has started."""
+    id: int
+
 class Shutdown(Order):
     stays: bool = False
     """True if a warm agent may wait for the next run."""
@@ -385,6 +406,23 @@ class NodeUsage(Report):
     """The part of the last ten seconds in which some process waited for memory (PSI), 0 to 1."""
     clock: float | None = None
     """The clock of the first core as a part of its highest, where the kernel tells it."""
+
+class ExecReport(Report):
+    """About a command beside a task."""
+    id: Unsigned
+
+class ExecStarted(ExecReport): ...
+
+class ExecFailed(ExecReport):
+    """The command could not be started."""
+    error: Text
+
+class ExecEnded(ExecReport):
+    exit_code: Unsigned | None
+    """The exit code; None where a signal ended the command."""
+    signal: Unsigned | None = None
+    task_has_ended: bool = False
+    """True if the agent has ended the command because its task was over."""
 
 class LogLost(TaskMessage, Event):
     bytes: Unsigned

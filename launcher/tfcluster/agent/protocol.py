@@ -7,6 +7,7 @@ A frame is kind (1 byte), length (4 bytes, big-endian, at most 16 MiB), payload:
 `A`   acknowledgement: 8-byte big-endian number, the highest "n" received
 `L`   log bytes: u16 length of name, name, u64 offset, raw bytes
 `F`   file bytes: laid out as `L`
+`X`   bytes of a command beside a task: laid out as `L`; see `agent.exec_frames`
 `P`   ping: empty. With a lease both sides send pings, without one the agent returns them
 ====  ===================================================================================
 
@@ -31,8 +32,8 @@ MAX_NOISE = 64 << 10
 NOT_IN_FILE = (1 << 64) - 1
 """The offset of log bytes that the file lost (disk full) but that are still streamed live."""
 
-CONTROL, ACK, LOG, FILE, PING = b"C", b"A", b"L", b"F", b"P"
-_KINDS = frozenset((CONTROL, ACK, LOG, FILE, PING))
+CONTROL, ACK, LOG, FILE, EXEC, PING = b"C", b"A", b"L", b"F", b"X", b"P"
+_KINDS = frozenset((CONTROL, ACK, LOG, FILE, EXEC, PING))
 _HEADER = struct.Struct(">cI")
 _NAME_LENGTH = struct.Struct(">H")
 _NUMBER = struct.Struct(">Q")
@@ -55,7 +56,7 @@ def control_frame(message: dict[str, Any]) -> bytes:
 
 
 def data_frame(kind: bytes, name: str, offset: int, data: bytes) -> bytes:
-    """Return a `LOG` or `FILE` frame with the `data` at `offset` of the file called `name`."""
+    """Return a frame of `kind` with the `data` at `offset` of what is called `name`."""
     raw = name.encode()
     return frame(kind, _NAME_LENGTH.pack(len(raw)) + raw + _NUMBER.pack(offset) + data)
 
@@ -69,7 +70,7 @@ def read_control(payload: bytes) -> dict[str, Any]:
 
 
 def read_data(payload: bytes) -> tuple[str, int, bytes]:
-    """Return name, offset and bytes of a `LOG` or `FILE` frame. Raises ProtocolError."""
+    """Return name, offset and bytes of such a frame. Raises ProtocolError."""
     try:
         (length,) = _NAME_LENGTH.unpack_from(payload)
         name = payload[2 : 2 + length].decode()

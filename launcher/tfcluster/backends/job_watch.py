@@ -10,22 +10,20 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import re
+import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
-from tfcluster.agent import foreign_json
 from tfcluster.backends import jobs, past_runs
 from tfcluster.backends.jobs import Following, JobEnd, JobPhase, JobState
 from tfcluster.backends.past_runs import SilentError
 from tfcluster.errors import NodeLostError, SetupError, TfclusterError, join_first
-from tfcluster.rundir import control, registry
+from tfcluster.rundir import registry
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.registry import DamagedRunError, RunListing
 from tfcluster.rundir.snapshot import RunSnapshot
@@ -411,19 +409,20 @@ def submitted(snapshot: RunSnapshot) -> None:
     _scheduler_of(snapshot).make_due(_DECIDES_IN_S)
 
 
-def ask_coordinator(paths: RunPaths, request: Mapping[str, object]) -> Any:
-    """Return the answer of the coordinator in a run's job to a request (`rundir.control`).
+@contextlib.contextmanager
+def connect_coordinator(paths: RunPaths) -> Iterator[socket.socket]:
+    """Yield a connection to the control socket of the coordinator in a run's job.
 
-    Raises SetupError if it cannot be reached, and UsageError if it refuses.
+    Raises SetupError if it cannot be reached, or if the block raises an OSError or a ValueError.
     """
     snapshot = registry.load(paths)
     job = jobs.of_run(snapshot)
     assert job is not None
-    text = json.dumps(request)
     try:
-        reply = job.scheduler.ask_coordinator(paths, job.id, text, cluster=job.cluster)
-        return control.answer_of(foreign_json.parse_json_object(reply.encode()))
-    except (SilentError, ValueError) as error:
+        scheduler, cluster = job.scheduler, job.cluster
+        with scheduler.connect_coordinator(paths, job.id, cluster=cluster) as connection:
+            yield connection
+    except SilentError as error:
         fix = "try again once the scheduler answers"
         raise NodeLostError(f"{snapshot.run} cannot be asked: {error}", fix=fix) from error
 

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
@@ -208,10 +210,13 @@ class Jobs(Protocol):
         """Have the coordinator in the job stop its run; end the job at once if it is only queued,
         or `now`. Nothing happens to a job that is over."""
 
-    def ask_coordinator(self, paths: RunPaths, job: str, request: str, *, cluster: str) -> str:
-        """Return the reply of the coordinator in the job to a request of `rundir.control`.
+    def connect_coordinator(
+        self, paths: RunPaths, job: str, *, cluster: str
+    ) -> AbstractContextManager[socket.socket]:
+        """Yield a connection to the control socket of the coordinator in the job.
 
-        It is sent by a process beside the coordinator (`rundir.control_client`).
+        A process beside the coordinator carries it (`rundir.control_client`), which ends with the
+        block. Raises SetupError, also in place of an OSError or a ValueError of the block.
         """
 
     def make_copy(self, paths: RunPaths, job: str, *, cluster: str) -> JobSubmitted:

@@ -38,6 +38,8 @@ GROUPS: dict[str, dict[str, str]] = {
         "attach": "Watch a run from another terminal.",
         "logs": "Show or follow the tasks' output.",
         "stacks": "Show where the tasks of a live run are.",
+        "exec": "Run a command, or a shell, beside a task of a live run.",
+        "debug": "Attach a debugger to a task of a live run.",
         "profile": "Trace steps of a live run, and show where their time goes.",
         "ui": "Show all runs on a web page.",
     },
@@ -72,7 +74,7 @@ GROUPS: dict[str, dict[str, str]] = {
     },
 }
 OTHER_WORDS = {
-    **dict.fromkeys(("start", "launch", "exec", "submit", "train"), "up` or `run"),
+    **dict.fromkeys(("start", "launch", "submit", "train"), "up` or `run"),
     **dict.fromkeys(("list", "ls", "runs", "jobs"), "ps"),
     **dict.fromkeys(("stop", "kill", "cancel", "halt"), "down"),
     **dict.fromkeys(("delete", "remove"), "rm"),
@@ -84,6 +86,8 @@ OTHER_WORDS = {
     **dict.fromkeys(("stack", "traceback", "py-spy"), "stacks"),
     **dict.fromkeys(("trace", "xprof", "profiler"), "profile"),
     **dict.fromkeys(("resume", "rerun", "retry", "continue"), "restart"),
+    **dict.fromkeys(("shell", "ssh", "sh", "bash"), "exec"),
+    **dict.fromkeys(("debugpy", "pdb", "debugger"), "debug"),
     **dict.fromkeys(("resize", "grow", "shrink"), "scale-to"),
     **{"version": "--version", "dashboard": "ui", "web": "ui", "docs": "help", "dry-run": "plan"},
 }

@@ -8,9 +8,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from functools import cached_property, partial
 from pathlib import PurePosixPath
+from typing import Any
 
 from tfcluster import __version__
 from tfcluster.agent import budgets, message_fields
@@ -30,7 +32,7 @@ from tfcluster.coordinator.startup import Startup
 from tfcluster.coordinator.takeover import leave_if_replaced
 from tfcluster.coordinator.task_profiles import TaskProfiles
 from tfcluster.coordinator.task_stacks import TaskStacks
-from tfcluster.errors import JobEndedError, SetupError, join_first, signal_name
+from tfcluster.errors import JobEndedError, SetupError, UsageError, join_first, signal_name
 from tfcluster.node_loss import NodeLoss
 from tfcluster.nodes.hub import Hub, OpenNodes
 from tfcluster.nodes.reports import (
@@ -179,6 +181,7 @@ class Coordinator:
             scale_to=self.scale_to,
             get_stacks=lambda tasks: self._stacks.ask(tasks),
             profile=self._profile,
+            open_exec=self._open_exec,
         )
         python = self._launch.tensorboard_python
         async with (
@@ -335,6 +338,15 @@ class Coordinator:
             state, gang = self.run_writer.state, self._supervisor.gang
             self._profiles = TaskProfiles(state, gang, self._hub, self._folders, self._put_event)
         return self._profiles.begin(tasks, steps, self._background.create_task)
+
+    def _open_exec(
+        self, task: str, argv: Sequence[str], terminal: Mapping[str, Any] | None
+    ) -> AbstractAsyncContextManager[control.ExecSession]:
+        running = {member.name: member for member in self._supervisor.gang.running()}
+        if task not in running:
+            fix = "`tfcluster status` shows the tasks"
+            raise UsageError(f"{task} does not run", fix=fix)
+        return self._hub.execs.open(running[task].node, task, argv, terminal)
 
     def _now(self) -> float:
         return self._loop.now()

@@ -15,9 +15,10 @@ from pathlib import Path, PurePath
 from posixpath import dirname
 from typing import TYPE_CHECKING, TypeVar
 
-from tfcluster.agent import budgets
+from tfcluster.agent import budgets, protocol
 from tfcluster.agent import catalogue as msg
 from tfcluster.agent.budgets import Allowance
+from tfcluster.agent.exec_frames import parse_name
 from tfcluster.agent.message_fields import shorten
 from tfcluster.agent.protocol import ProtocolError
 from tfcluster.backends.base import Nodes, RunContext, Tell, ignore_event, open_nodes
@@ -32,9 +33,10 @@ from tfcluster.rundir import chaos
 from tfcluster.rundir.paths import RunPaths, runtime_dir
 from tfcluster.wire.agent_link import SILENCE_S, AgentLink
 from tfcluster.wire.file_transfer import RemoteFiles, RemoteFilesError
-from tfcluster.wire.messages import Log, Unknown
+from tfcluster.wire.messages import ExecData, LinkBack, LinkCut, Log, Unknown
 
 if TYPE_CHECKING:
+    from tfcluster.nodes.exec_sessions import ExecSessions
     from tfcluster.rundir.chaos import Fault
     from tfcluster.spec.sections import Runtime
 
@@ -84,6 +86,9 @@ class NodeBorder:
                 self._check_attempt(report, task, attempt)
             case msg.Unkillable(task=str(task), attempt=attempt):
                 self._check_attempt(report, task, attempt)
+            case ExecData(name=name):
+                parse_name(name)
+                return  # windows limit its bytes (`exec_sessions`)
             case Log(name=name):
                 task, _, number = name.rpartition("/")
                 is_number = number.isascii() and number.isdigit() and len(number) < 10
@@ -141,6 +146,7 @@ class Hub:
         self._nodes: dict[str, Nodes] = {}
         """Backend → its nodes, once `open`."""
         self._logs = RemoteLogs(paths)
+        self._execs: ExecSessions | None = None
         self._sites: dict[str, Site] = {}
         self._code: dict[str, str] = {}
         """Node → the folder for its copy of the code."""
@@ -193,6 +199,27 @@ class Hub:
         if (border := self._borders.get(node)) is not None:
             border.note_order(order)
         self._outbox.append((node, order))
+
+    @property
+    def execs(self) -> ExecSessions:
+        """The commands that users run beside tasks."""
+        if self._execs is None:
+            from tfcluster.nodes.exec_sessions import ExecSessions
+
+            self._execs = ExecSessions(self._order_now, self._send_exec_frame)
+        return self._execs
+
+    def _lose_execs(self, node: str) -> None:
+        if self._execs is not None:
+            self._execs.lose(node)
+
+    def _order_now(self, node: str, order: msg.Order) -> None:
+        self.send(node, order)
+        self.wake()
+
+    async def _send_exec_frame(self, node: str, name: str, offset: int, data: bytes) -> None:
+        if (link := self._links.get(node)) is not None:
+            await link.send_data(protocol.EXEC, name, offset, data)
 
     async def open(self, planned: Sequence[NodePlan]) -> Mapping[str, str]:
         """Make or allocate the nodes, until `close`; raises SetupError.
@@ -257,8 +284,14 @@ class Hub:
                 break
             if isinstance(message, Log):
                 self._logs.take(node, message)
+            elif isinstance(message, ExecData | msg.ExecReport):
+                if self._execs is not None:
+                    self._execs.take(node, message)
             elif not isinstance(message, Unknown):
+                if isinstance(message, LinkCut | LinkBack):
+                    self._lose_execs(node)
                 self.put(partial(self._on_message, node, message))
+        self._lose_execs(node)
         if self._links.get(node) is link:
             self.put(lambda: self._on_closed(node, link.loss))
 

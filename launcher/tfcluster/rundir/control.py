@@ -8,6 +8,8 @@ Requests and replies are JSON objects, one a line:
 ``{"op": "scale_to", "workers": 2}``             a sentence about it
 ``{"op": "stacks", "tasks": []}``                the stacks of these tasks, or of all
 ``{"op": "profile", "tasks": [], "steps": 10}``  the id of the profile, which events tell more of
+``{"op": "exec", "task": …, "argv": […],``       the id of the command; the connection then has
+`` "terminal": null}``                           its frames (`rundir.exec_stream`)
 anything else                                    ``{"ok": false, "error": …}``
 =============================================  ====================================================
 """
@@ -19,10 +21,11 @@ import json
 import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tfcluster.agent import foreign_json
 from tfcluster.agent.error_text import describe_error
@@ -38,13 +41,29 @@ if TYPE_CHECKING:
 _CHECK_INTERVAL_S = 1.0
 """The interval of checks of the socket; `down` keeps asking for longer than that."""
 
-STACKS_S = 20.0
-"""Time for the answer: a task that does not answer is waited for."""
+LONG_S = 20.0
+"""Time for an answer that needs a task, or an agent, which may not answer."""
+_CONNECT_S = 10.0
+_CHUNK = 1 << 18
+
+
+class ExecSession(Protocol):
+    """A command beside a task, which has been started."""
+
+    id: int
+
+    async def join(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Pass its frames on until it has ended or the connection is closed."""
+
+
+OpenExec = Callable[
+    [str, Sequence[str], Mapping[str, Any] | None], AbstractAsyncContextManager[ExecSession]
+]
 
 
 @dataclass(frozen=True, slots=True)
 class ControlledRun:
-    """The functions of a run that answer requests; the last three raise UsageError."""
+    """The functions of a run that answer requests; the last four raise UsageError."""
 
     stop: Callable[[str, bool], object]
     """Ends the run; gets the reason, and whether to kill the tasks at once."""
@@ -55,6 +74,8 @@ class ControlledRun:
     """Returns the stacks of these tasks, or of all."""
     profile: Callable[[Sequence[str], int], str]
     """Has these tasks, or all, trace a number of steps; returns the id of the profile."""
+    open_exec: OpenExec
+    """Starts a command beside a task, with a terminal or without; the block's end ends it."""
 
 
 @contextlib.asynccontextmanager
@@ -116,12 +137,19 @@ async def _serve_client(
         writer.close()  # a second defence, in case the mode of the private folder was changed
         return
     # CancelledError: the run is over, and the remaining clients are disconnected.
-    with contextlib.suppress(ConnectionError, ValueError, CancelledError):
+    with (
+        contextlib.closing(writer),
+        contextlib.suppress(ConnectionError, ValueError, CancelledError),
+    ):
         while line := await reader.readline():
-            reply = await _reply(line, run)
-            writer.write(json.dumps(reply, default=dict).encode() + b"\n")
-            await writer.drain()
-    writer.close()
+            async with contextlib.AsyncExitStack() as opened:
+                sessions: list[ExecSession] = []
+                reply = await _reply(line, run, opened, sessions)
+                writer.write(json.dumps(reply, default=dict).encode() + b"\n")
+                await writer.drain()
+                for session in sessions:  # one at most; what follows are its frames
+                    await session.join(reader, writer)
+                    return
 
 
 def _exists(path: Path) -> bool:
@@ -133,7 +161,10 @@ def _clear(path: Path) -> None:
     path.unlink(missing_ok=True)
 
 
-async def _reply(line: bytes, run: ControlledRun) -> dict[str, object]:
+async def _reply(
+    line: bytes, run: ControlledRun, opened: contextlib.AsyncExitStack, sessions: list[ExecSession]
+) -> dict[str, object]:
+    """Return the reply to a request; a command that it starts comes into `sessions`."""
     try:
         match foreign_json.parse_json_object(line):
             case {"op": "stop", **more}:
@@ -147,6 +178,10 @@ async def _reply(line: bytes, run: ControlledRun) -> dict[str, object]:
                 return {"ok": True, "answer": await run.get_stacks(list(map(str, tasks)))}
             case {"op": "profile", "tasks": list(tasks), "steps": int(steps)}:
                 return {"ok": True, "answer": run.profile(list(map(str, tasks)), steps)}
+            case {"op": "exec", "task": str(task), "argv": list(argv), **more}:
+                session = run.open_exec(task, list(map(str, argv)), more.get("terminal"))
+                sessions.append(await opened.enter_async_context(session))
+                return {"ok": True, "answer": sessions[0].id}
             case other:
                 raise ValueError(f"unknown op {other.get('op')!r}")
     except UsageError as error:
@@ -174,7 +209,7 @@ def scale_to(path: Path, workers: int) -> str:
 
     Raises UsageError if it refuses, and what `read_state` raises.
     """
-    return str(answer_of(ask(path, {"op": "scale_to", "workers": workers}, 10.0)))
+    return str(_answer_of(ask(path, {"op": "scale_to", "workers": workers}, 10.0)))
 
 
 def stacks_request(tasks: Sequence[str]) -> dict[str, object]:
@@ -185,15 +220,22 @@ def profile_request(tasks: Sequence[str], steps: int) -> dict[str, object]:
     return {"op": "profile", "tasks": list(tasks), "steps": steps}
 
 
+def exec_request(
+    task: str, argv: Sequence[str], terminal: Mapping[str, object] | None
+) -> dict[str, object]:
+    return {"op": "exec", "task": task, "argv": list(argv), "terminal": terminal}
+
+
 def request(path: Path, request: Mapping[str, object]) -> Any:
     """Return the answer of the coordinator on `path` to a request that may take a while.
 
     Raises UsageError if it refuses, and what `read_state` raises.
     """
-    return answer_of(ask(path, request, STACKS_S))
+    with connect(path) as connection:
+        return ask_over(connection, request)
 
 
-def answer_of(reply: Mapping[str, Any]) -> Any:
+def _answer_of(reply: Mapping[str, Any]) -> Any:
     """Return the answer in a reply; raises UsageError if the coordinator has refused."""
     if not reply.get("ok"):
         raise UsageError(str(reply.get("error")), fix=str(reply.get("fix") or ""))
@@ -202,9 +244,36 @@ def answer_of(reply: Mapping[str, Any]) -> Any:
 
 def ask(path: Path, request: Mapping[str, object], timeout_s: float) -> dict[str, Any]:
     """Return the reply to a request; raises what `read_state` raises."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.settimeout(timeout_s)
+    with connect(path) as connection:
+        return _send(connection, request, timeout_s)
+
+
+def connect(path: Path) -> socket.socket:
+    """Return a connection to the coordinator on `path`; raises OSError if none listens."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.settimeout(_CONNECT_S)
         connection.connect(str(path))
-        connection.sendall(json.dumps(request).encode() + b"\n")
-        with connection.makefile("rb") as replies:
-            return foreign_json.parse_json_object(replies.readline())
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def ask_over(connection: socket.socket, request: Mapping[str, object]) -> Any:
+    """Return the answer to a request that may take a while; what follows it is not read.
+
+    Raises UsageError if the coordinator refuses, and what `read_state` raises.
+    """
+    return _answer_of(_send(connection, request, LONG_S))
+
+
+def _send(
+    connection: socket.socket, request: Mapping[str, object], timeout_s: float
+) -> dict[str, Any]:
+    connection.settimeout(timeout_s)
+    connection.sendall(json.dumps(request).encode() + b"\n")
+    reply = bytearray()
+    while not reply.endswith(b"\n") and (ahead := connection.recv(_CHUNK, socket.MSG_PEEK)):
+        reply += connection.recv(ahead.find(b"\n") + 1 or len(ahead))
+    return foreign_json.parse_json_object(bytes(reply))

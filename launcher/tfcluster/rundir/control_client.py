@@ -1,25 +1,24 @@
-"""Asks the coordinator of a run on this machine: ``python -m tfcluster.rundir.control_client``.
+"""Joins its streams to a coordinator: ``python -m tfcluster.rundir.control_client RUN_FOLDER``.
 
-A submitted run's coordinator is asked so from another machine: by a process beside it.
+A submitted run's coordinator is reached so from another machine: by a process beside it.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
-from tfcluster.agent import foreign_json
+from tfcluster.agent.relay import join
 from tfcluster.rundir import control, registry
 from tfcluster.rundir.paths import RunPaths
 
 
-def main(folder: str, request: str) -> None:
-    """Print the reply of the coordinator of the run in `folder` to a request, as JSON."""
+def main(folder: str) -> None:
+    """Join stdin and stdout to the control socket of the run in `folder`, until one side closes."""
     paths = RunPaths(Path(folder))
-    path = registry.control_socket(paths, registry.load_recorded(paths))
-    reply = control.ask(path, foreign_json.parse_json_object(request.encode()), control.STACKS_S)
-    sys.stdout.write(json.dumps(reply) + "\n")
+    connection = control.connect(registry.control_socket(paths, registry.load_recorded(paths)))
+    connection.setblocking(True)
+    join(connection, 0, 1)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from tfcluster.node_loss import NodeLoss
 from tfcluster.wire import file_transfer, messages
 from tfcluster.wire.agent_handle import AgentHandle
 from tfcluster.wire.file_transfer import RemoteFiles
-from tfcluster.wire.messages import FileSlice, Frame, HelloRefused, LinkBack, LinkCut, Log
+from tfcluster.wire.messages import ExecData, FileSlice, Frame, HelloRefused, LinkBack, LinkCut, Log
 
 ByteStreams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Connection = tuple[asyncio.StreamReader, protocol.Decoder, list[Frame]]
@@ -55,6 +55,7 @@ LOCAL_PING_S = 5.0
 CLOSE_S = 4.0
 """Seconds to wait for a local agent's exit: longer than the agent waits for its tasks."""
 _EXPLAIN_S = 3.0
+_SLICES = {protocol.LOG: Log, protocol.FILE: FileSlice, protocol.EXEC: ExecData}
 
 
 class AgentLink:
@@ -137,7 +138,11 @@ class AgentLink:
 
     async def send_file(self, name: str, offset: int, data: bytes) -> None:
         """Send one `F` frame; it is neither numbered nor kept, so a broken connection loses it."""
-        await self._write(protocol.data_frame(protocol.FILE, name, offset, data))
+        await self.send_data(protocol.FILE, name, offset, data)
+
+    async def send_data(self, kind: bytes, name: str, offset: int, data: bytes) -> None:
+        """Send one `F` or `X` frame, and wait until there is room for the next one."""
+        await self._write(protocol.data_frame(kind, name, offset, data))
         if self._writer is not None:
             with contextlib.suppress(OSError):
                 await self._writer.drain()
@@ -252,12 +257,11 @@ class AgentLink:
             return True
         if kind == protocol.ACK:
             self._session.acknowledged(protocol.read_number(payload))
-        elif kind in (protocol.LOG, protocol.FILE):
+        elif kind in _SLICES:
             name, offset, data = protocol.read_data(payload)
             if kind == protocol.LOG and offset != protocol.NOT_IN_FILE:
                 self.log_offsets[name] = offset + len(data)
-            message_class = Log if kind == protocol.LOG else FileSlice
-            self._deliver(message_class(name=name, offset=offset, data=data))
+            self._deliver(_SLICES[kind](name=name, offset=offset, data=data))
         return False
 
     def _handle_report(self, report: msg.Report) -> None:

@@ -39,7 +39,7 @@ class LinkBack(LinkReport):
 
 
 class Slice(LinkReport):
-    """Bytes of a log (the name is ``worker:0/1``) or a file (the number of the question)."""
+    """Bytes of a log (``worker:0/1``), a file (the question's number), a stream (``7/stdout``)."""
 
     name: str
     offset: int
@@ -52,6 +52,10 @@ class Log(Slice):
 
 class FileSlice(Slice):
     pass
+
+
+class ExecData(Slice):
+    """An `X` frame: bytes of a command beside a task, or how much of its stdin was written."""
 
 
 class Reconnected(LinkReport):

@@ -33,6 +33,8 @@ while not os.path.exists("/tmp/go"):
     import time; time.sleep(0.05)
 """
 
+WHERE = "import os, socket; print(socket.gethostname(), os.getuid(), os.environ['TFCLUSTER_TASK'])"
+
 
 def settings(harbor: Harbor, container: str) -> dict[str, Any]:
     (found,) = json.loads(harbor.docker("inspect", container))
@@ -57,6 +59,11 @@ def test_each_task_has_a_container_that_its_peers_find_by_name(harbor: Harbor) -
         assert (fact["mine"], fact["host"], fact["own"]) == (node, node, network["IPAddress"])
         assert fact["uid"] != 0
         assert "train.py" in fact["here"]
+        task = node.replace("-", ":")
+        beside = harbor.shell.run("exec", run.run_id, task, "--", "python3", "-c", WHERE)
+        assert beside.out.decode().split() == [node, str(fact["uid"]), task], beside.err
+        debugged = harbor.shell.run("debug", run.run_id, task)
+        assert (debugged.code, "has no debugpy" in debugged.err) == (3, True), debugged.err
         harbor.docker("exec", name, "touch", "/tmp/go")
     ended(run)
     assert all(fact["peers"] == sorted(addresses) for fact in facts)

@@ -167,6 +167,12 @@ def test_ctrl_c_ends_all_processes_on_all_hosts(office: Office) -> None:
     office.add_hosts(2)
     run = office.up(office.spec(lasts=True))
     run.wait_for_line("line 20", "worker:1")
+    for number, host in enumerate(office.hosts):
+        script = "echo $TFCLUSTER_TASK; hostname; exit 7"
+        beside = office.start("exec", f"worker:{number}", "--", "sh", "-c", script)
+        assert (beside.end(), beside.said.split()) == (7, [f"worker:{number}", host.name])
+    office.start("exec", "worker:1", "--", "sleep", "600")  # it is one of the processes
+    until(lambda: any("sleep" in words for words in office.hosts[1].processes().values()), "it")
     office.send("tfcluster.cli.main", signal.SIGINT)
     assert run.end() == 130, run.said
     again = office.start("restart", run.folder.name, "-d")

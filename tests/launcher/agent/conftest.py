@@ -34,6 +34,10 @@ class Peer:
         self.session = session or protocol.Session()
         self.messages: list[dict[str, Any]] = []
         self.logs: dict[str, bytearray] = {}
+        self.streams: dict[str, bytearray] = {}
+        """The streams of commands beside tasks: ``7/stdout`` → its bytes."""
+        self.written: dict[str, int] = {}
+        """How much of their stdins was written."""
         self._decoder = protocol.Decoder(after_magic=True)
 
     def hello(self, **changes: Any) -> dict[str, Any]:
@@ -82,6 +86,14 @@ class Peer:
             if offset != protocol.NOT_IN_FILE:
                 assert offset == len(log), "log bytes came twice, or some are missing"
             log += data
+        elif kind == protocol.EXEC:
+            name, offset, data = protocol.read_data(payload)
+            if name.endswith("/stdin"):
+                self.written[name] = offset
+            else:
+                stream = self.streams.setdefault(name, bytearray())
+                assert offset == len(stream)
+                stream += data
         elif kind == protocol.ACK:
             self.session.acknowledged(protocol.read_number(payload))
         elif kind == protocol.CONTROL:

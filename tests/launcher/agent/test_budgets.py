@@ -87,10 +87,7 @@ def test_a_connection_without_a_hello_is_closed_after_some_seconds(folder: Path)
             AgentConfig(run_id="r", node="n", token="t", socket=path),
             cast("Any", recorder),
             selector,
-            ignore,
-            ignore,
-            ignore,
-            ignore,
+            *[ignore] * 5,
         )
         with socket.socket(socket.AF_UNIX) as other:
             other.settimeout(20)

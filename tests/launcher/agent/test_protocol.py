@@ -59,7 +59,7 @@ def test_too_much_noise_is_an_error_that_shows_the_noise() -> None:
     [
         *(
             (decode, stream)
-            for stream in (b"X\0\0\0\0", b"C\xff\xff\xff\xff", b"GET / HTTP/1.1\r\n")
+            for stream in (b"Z\0\0\0\0", b"C\xff\xff\xff\xff", b"GET / HTTP/1.1\r\n")
         ),
         *((protocol.read_control, payload) for payload in (b"{", b"[1]", b"\xff")),
         *(

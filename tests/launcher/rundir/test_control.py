@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 from unittest.mock import Mock
 
 import pytest
@@ -34,7 +35,7 @@ def with_server(
 
     async def talk() -> _T:
         run = control.ControlledRun(
-            lambda why, now: stops.append((why, now)), lambda: STATE, Mock(), Mock(), Mock()
+            lambda why, now: stops.append((why, now)), lambda: STATE, Mock(), Mock(), Mock(), Mock()
         )
         async with control.serve(path, run):
             return await asyncio.to_thread(ask)
@@ -73,7 +74,8 @@ def test_a_request_for_workers_is_answered_or_refused_with_a_fix(paths: RunPaths
         return f"restarting with {workers} workers"
 
     async def ask(workers: int) -> str:
-        run = control.ControlledRun(lambda why, now: None, lambda: STATE, scale_to, Mock(), Mock())
+        others = (Mock(), Mock(), Mock())
+        run = control.ControlledRun(lambda why, now: None, lambda: STATE, scale_to, *others)
         async with control.serve(path, run):
             return await asyncio.to_thread(control.scale_to, path, workers)
 
@@ -81,6 +83,48 @@ def test_a_request_for_workers_is_answered_or_refused_with_a_fix(paths: RunPaths
     assert asyncio.run(ask(2)) == "restarting with 2 workers"
     with pytest.raises(UsageError, match="it cannot have 4 workers\\n  → write a number to 3"):
         asyncio.run(ask(4))
+
+
+class Session:
+    """A command beside a task, whose only output is a word."""
+
+    id = 7
+
+    async def join(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(await reader.readexactly(4) + b" word")
+
+
+def test_a_command_beside_a_task_keeps_the_connection(paths: RunPaths) -> None:
+    ended: list[tuple[str, Sequence[str]]] = []
+
+    @contextlib.asynccontextmanager
+    async def open_exec(
+        task: str, argv: Sequence[str], terminal: Mapping[str, Any] | None
+    ) -> AsyncIterator[Session]:
+        if terminal is not None:
+            raise UsageError("no terminal", fix="leave it out")
+        yield Session()
+        ended.append((task, argv))
+
+    def ask() -> bytes:
+        with control.connect(path) as connection:
+            request = control.exec_request("worker:1", ["ls"], None)
+            assert control.ask_over(connection, request) == 7
+            connection.sendall(b"stdin")
+            return b"".join(iter(lambda: connection.recv(100), b""))
+
+    async def talk() -> bytes:
+        others = (Mock(), Mock(), Mock(), Mock(), Mock())
+        async with control.serve(path, control.ControlledRun(*others, open_exec)):
+            with pytest.raises(UsageError, match="no terminal"):
+                await asyncio.to_thread(
+                    control.request, path, control.exec_request("worker:1", [], {})
+                )
+            return await asyncio.to_thread(ask)
+
+    path = paths.control_socket
+    assert asyncio.run(talk()) == b"stdi word"
+    assert ended == [("worker:1", ["ls"])]
 
 
 SAY = """

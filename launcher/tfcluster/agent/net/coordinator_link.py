@@ -39,13 +39,15 @@ class CoordinatorLink:
         resume_logs: Callable[[dict[str, int]], None],
         use_room: Callable[[], None],
         take_file: Callable[[str, int, bytes], None],
+        take_exec: Callable[[str, int, bytes], None],
     ) -> None:
         """Listen on the configured socket.
 
         `carry_out` gets each new message once, `resume_logs` the offsets of a hello, `take_file`
-        the bytes of `F` frames; `use_room` is called whenever there may be room to send.
+        the bytes of `F` frames, `take_exec` those of `X` frames; `use_room` is called whenever
+        there may be room to send.
         """
-        self._take_file = take_file
+        self._take_file, self._take_exec = take_file, take_exec
         self._config, self._recorder, self._selector = config, recorder, selector
         self._carry_out, self._resume_logs, self._use_room = carry_out, resume_logs, use_room
         self._session = protocol.Session()
@@ -208,6 +210,8 @@ class CoordinatorLink:
                     self._carry_out(message)
             elif kind == protocol.FILE and connection is self._connection:
                 self._take_file(*protocol.read_data(payload))
+            elif kind == protocol.EXEC and connection is self._connection:
+                self._take_exec(*protocol.read_data(payload))
             elif kind == protocol.ACK and connection.is_welcomed:
                 self._session.acknowledged(protocol.read_number(payload))
                 self._take_proof()

@@ -18,7 +18,7 @@ import time
 from tfcluster.agent import NoReturn
 from tfcluster.agent import catalogue as msg
 from tfcluster.agent.processes import close_from, die_with_parent, discard_streams
-from tfcluster.agent.tasks.task import exec_or_report
+from tfcluster.agent.tasks.task import become_task
 
 _NUMBER = struct.Struct(">I")
 _DESCRIPTORS = 3
@@ -92,7 +92,7 @@ def _fork_twice(line: socket.socket, task: msg.TaskOrder, fds: list[int], agent:
         while os.getppid() == between:  # until the agent has inherited it
             time.sleep(0.0005)
         output, events, failed = fds
-        exec_or_report(task, output, events, failed, agent)
+        become_task(task, output, events, failed, agent)
     finally:
         with contextlib.suppress(OSError):
             os._exit(0)

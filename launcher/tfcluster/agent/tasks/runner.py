@@ -38,6 +38,10 @@ from tfcluster.agent.tasks.task import (
 )
 from tfcluster.agent.tasks.usage_meter import UsageMeter, node_load
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from tfcluster.agent.tasks.exec_processes import ExecProcesses
+
 PROGRESS_BACKLOG = 1000
 """The unacknowledged messages from which on progress is dropped: newer progress replaces it."""
 MAX_REPORTS = 1000
@@ -85,6 +89,8 @@ class TaskRunner:
         self._gang_started = 0
         """The start time of the gang's first task; 0: only `prepare` has run."""
         self._is_held, self._held_back = False, list[msg.Start]()
+        self._execs: ExecProcesses | None = None
+        """The commands beside the tasks, once one was ordered."""
         self.other_children: set[int] = set()
         """The agent's children that are neither tasks nor started by tasks."""
 
@@ -233,6 +239,29 @@ class TaskRunner:
             event = {"type": "profiled", "id": order.id, "problem": why}
             self._report_task_event(task, event)
 
+    # -- commands beside tasks
+
+    def begin_exec(self, order: msg.Exec) -> None:
+        if self._execs is None:
+            from tfcluster.agent.tasks.exec_processes import ExecProcesses
+
+            self._execs = ExecProcesses(self._recorder, self._selector, self.link)
+        task = self._tasks.get(order.task)
+        self._execs.start(order, task if task is not None and task.usage is None else None)
+
+    def end_exec(self, order: msg.EndExec) -> None:
+        if self._execs is not None:
+            self._execs.end(order.id)
+
+    def take_exec(self, name: str, offset: int, data: bytes) -> None:
+        """Take an `X` frame."""
+        if self._execs is not None:
+            self._execs.take(name, offset, data)
+
+    def end_all_execs(self) -> None:
+        if self._execs is not None:
+            self._execs.end_all()
+
     # -- the clock
 
     def deadline(self) -> float | None:
@@ -248,6 +277,8 @@ class TaskRunner:
 
     def on_time(self, now: float) -> None:
         self._preloader.on_time(now)
+        if self._execs is not None:
+            self._execs.finish_ended(self.reap)
         self._log_streams.pipes.on_time(now)
         for task in list(self._tasks.values()):
             task.escalate_stop(now)
@@ -461,6 +492,8 @@ class TaskRunner:
                             killed = task.trainer or pid
                             task.oom = self._oom_detector.evidence(killed, task.kills_before)
                         self._read_remaining(task)
+            if self._execs is not None:
+                self._execs.note_end(pid, status)
 
     def _report_stop(self, task: Task, status: int) -> None:
         if task.stopping:
@@ -499,6 +532,8 @@ class TaskRunner:
         self._ended_marks[task.name] = task.marks
         task.close()
         self._recorder.drop_group(task.pid)
+        if self._execs is not None:
+            self._execs.end_of_task(task.name)
         self.link.send(task.exit_report())
 
     def end_all(self, spare: Collection[int] = ()) -> None:
@@ -521,6 +556,8 @@ class TaskRunner:
                 self._finish(task)
             elif not task.is_unkillable:
                 self._report_unkillable(task)
+        if self._execs is not None:
+            self._execs.finish_all(self.reap)
 
     def close(self) -> None:
         """Close what this run opened, in an agent that stays for the next one."""

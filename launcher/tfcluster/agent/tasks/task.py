@@ -90,7 +90,7 @@ class Task:
         `fork` is `fork_and_exec` or has the same contract; `confirm` then waits for the exec.
         Raises OSError if no process can be created.
         """
-        self._order, self.name, self.attempt = order, order.task, attempt
+        self.order, self.name, self.attempt = order, order.task, attempt
         self.marks = marks(order.env)
         variables = environment(order)
         self.gpus = variables.get("CUDA_VISIBLE_DEVICES")
@@ -175,7 +175,7 @@ class Task:
 
     def masked(self, text: str) -> str:
         """Return `text` without the values of the task's secrets."""
-        mask = mask_of(self._order)
+        mask = mask_of(self.order)
         if mask is None:
             return text
         whole = text.encode("utf-8", "surrogateescape")
@@ -272,20 +272,44 @@ def fork_and_exec(process: msg.Process, output: int, events: int) -> tuple[int, 
     failed_read, failed_write = os.pipe()
     pid = os.fork()
     if pid == 0:
-        exec_or_report(process, output, events, failed_write, agent)
+        become_task(process, output, events, failed_write, agent)
     os.close(failed_write)
     return pid, failed_read
 
 
-def exec_or_report(
+def become_task(
     process: msg.Process, output: int, events: int, failed: int, agent: int
 ) -> NoReturn:
     """Execute the task's program in this child; write the reason to `failed` if it fails."""
+
+    def connect() -> dict[str, str]:
+        os.setpgid(0, 0)
+        discard_streams(0)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        os.set_inheritable(events, True)
+        return {EVENTS_FD: str(events)}
+
+    exec_or_report(process, connect, failed, agent)
+
+
+def exec_or_report(
+    process: msg.Process, connect: Callable[[], dict[str, str]], failed: int, agent: int
+) -> NoReturn:
+    """Execute a program in this child; write the reason to `failed` if it fails.
+
+    `connect` makes its process group, connects its streams, and returns variables for it.
+    """
     argv, cwd = list(process.argv), process.cwd or "/"
     try:
-        env = environment(process)
-        env[EVENTS_FD] = str(events)
-        _become_task(process.cores, output, events, agent)
+        env = {**environment(process), **connect()}
+        die_with_parent(agent)
+        if process.cores and hasattr(os, "sched_setaffinity"):
+            os.sched_setaffinity(0, process.cores)
+        signal.set_wakeup_fd(-1)
+        # Python ignores these signals, and an ignored signal stays ignored after an exec.
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(number, signal.SIG_DFL)
         os.chdir(cwd)
         restore_limit()  # last: until the exec all of the agent's files are open in this process
         os.execvpe(argv[0], argv, env)
@@ -295,18 +319,3 @@ def exec_or_report(
             os.write(failed, f"{where}: {reason_of(error)}".encode(errors="replace"))
     finally:
         os._exit(127)
-
-
-def _become_task(cores: list[int] | None, output: int, events: int, agent: int) -> None:
-    os.setpgid(0, 0)
-    die_with_parent(agent)
-    if cores and hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, cores)
-    discard_streams(0)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    os.set_inheritable(events, True)
-    signal.set_wakeup_fd(-1)
-    # Python ignores these signals, and an ignored signal stays ignored after an exec.
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):
-        signal.signal(number, signal.SIG_DFL)

@@ -221,6 +221,31 @@ def _join(process: PodProcess) -> int:
     return process.code if process.code >= 0 else 128 - process.code
 
 
+def as_socket(process: PodProcess) -> socket.socket:
+    """Return a socket that threads join to a process; it ends with the process."""
+    near, far = socket.socketpair()
+
+    def receive() -> None:
+        with contextlib.suppress(OSError, ValueError):  # ValueError: it was closed here
+            while piece := process.next_piece():
+                far.sendall(piece)
+        with contextlib.suppress(OSError):
+            far.shutdown(socket.SHUT_RDWR)
+
+    def send() -> None:
+        receiving = threading.Thread(target=receive, daemon=True)
+        receiving.start()
+        with far:
+            with contextlib.suppress(OSError):
+                while data := far.recv(_CHUNK):
+                    process.send(data)
+                process.send(b"")
+            receiving.join()
+
+    threading.Thread(target=send, daemon=True).start()
+    return near
+
+
 def _write_all(descriptor: int, data: bytes | memoryview) -> None:
     view = memoryview(data)
     while view:

@@ -49,7 +49,7 @@ def start(
     token: bytes,
     argv: Sequence[str],
     *,
-    timeout_s: float,
+    timeout_s: float | None,
     is_alone: bool = False,
 ) -> PodProcess:
     """Start a process at the exec server of a pod; see `PodProcess`. Raises ConnectionError."""

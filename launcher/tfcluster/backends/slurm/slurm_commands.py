@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
+import socket
 import subprocess
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 
+from tfcluster.agent.error_text import describe_error
 from tfcluster.agent.node.slurm_job import parse_pairs as parse_pairs
 from tfcluster.errors import SetupError
 
 PATIENCE_S = 30.0
 """Seconds for an answer: a slurmctld under load takes some, one that restarts does not answer."""
+_END_S = 5.0
 _SILENT = re.compile(
     r"Unable to contact slurm controller|Unable to connect|Connection refused"
     r"|Socket timed out|Connection timed out|Zero Bytes were transmitted|controller not responding"
@@ -154,6 +159,40 @@ def ask(
 def refusal(what: str, stderr: str) -> SlurmError:
     """Return the error for a command that failed with `stderr`, so that `what` was not done."""
     return (SlurmSilentError if _SILENT.search(stderr) else SlurmError)(what, stderr)
+
+
+@contextlib.contextmanager
+def joined(argv: Sequence[str], *, what: str) -> Iterator[socket.socket]:
+    """Yield the other end of the stdin and stdout of one of Slurm's commands.
+
+    The command ends with the block. An OSError or a ValueError of the block becomes a SlurmError
+    with the command's own message: `what` could not be done.
+    """
+    near, far = socket.socketpair()
+    with tempfile.TemporaryFile() as errors:
+        environ = clean_environ(os.environ)
+        with far:
+            end = far.fileno()
+            process = subprocess.Popen(argv, stdin=end, stdout=end, stderr=errors, env=environ)
+        try:
+            with near:
+                yield near
+        except (OSError, ValueError) as error:
+            _end(process)
+            errors.seek(0)
+            said = errors.read().decode(errors="replace")
+            raise refusal(what, said or describe_error(error)) from None
+        finally:
+            _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Wait for a command that has read the end of its stdin; kill it if it hangs."""
+    try:
+        process.wait(_END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 async def ask_in_thread(*argv: str, what: str, patience_s: float = PATIENCE_S) -> str:

@@ -8,11 +8,13 @@ may contain anything, is the last column.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from signal import SIGTERM, SIGUSR1
@@ -31,7 +33,13 @@ from tfcluster.backends.slurm.batch_script import (
 )
 from tfcluster.backends.slurm.slurm_checks import check as check
 from tfcluster.backends.slurm.slurm_checks import run_inside as run_inside
-from tfcluster.backends.slurm.slurm_commands import SlurmError, SlurmSilentError, ask, parse_pairs
+from tfcluster.backends.slurm.slurm_commands import (
+    SlurmError,
+    SlurmSilentError,
+    ask,
+    joined,
+    parse_pairs,
+)
 from tfcluster.errors import SetupError
 from tfcluster.rundir.paths import RUN_ID, RunPaths
 from tfcluster.rundir.states import Status
@@ -153,20 +161,22 @@ def stop(job: str, *, cluster: str, now: bool) -> None:
             raise
 
 
-def ask_coordinator(paths: RunPaths, job: str, request: str, *, cluster: str) -> str:
-    """Return the coordinator's reply: a step of the job asks it, on the node of its script."""
+@contextlib.contextmanager
+def connect_coordinator(paths: RunPaths, job: str, *, cluster: str) -> Iterator[socket.socket]:
+    """Yield a connection that a step of the job carries, on the node of its script."""
     what = f"the coordinator in job {job} cannot be asked"
-    shown = ask("scontrol", "show", "job", "--oneliner", job, what=what)
+    shown = parse_pairs(ask("scontrol", "show", "job", "--oneliner", job, what=what))
+    if "BatchHost" not in shown:
+        fix = "`tfcluster status` shows when it does"
+        raise SetupError(f"{what}: the job does not run yet", fix=fix)
     runtime = foreign_json.read_json_object(paths.spec).get("runtime") or {}
     python = (runtime.get("slurm") or {}).get("python") or sys.executable
     module = ("-P", "-m", "tfcluster.rundir.control_client")
-    argv = [os.path.expanduser(python), *module, str(paths.root), request]
-    return ask(
-        *("srun", f"--jobid={job}", "--overlap", "--quiet", "--input=none"),
-        *("--nodes=1", "--ntasks=1", f"--nodelist={parse_pairs(shown)['BatchHost']}"),
-        *argv,
-        what=what,
-    )
+    argv = ["srun", f"--jobid={job}", "--overlap", "--quiet", "--unbuffered", "--chdir=/"]
+    argv += ["--nodes=1", "--ntasks=1", f"--nodelist={shown['BatchHost']}"]
+    argv += [os.path.expanduser(python), *module, str(paths.root)]
+    with joined(argv, what=what) as connection:
+        yield connection
 
 
 def make_copy(paths: RunPaths, job: str, *, cluster: str) -> JobSubmitted:

@@ -11,8 +11,9 @@ import contextlib
 import functools
 import json
 import os
+import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -22,7 +23,7 @@ from tfcluster.agent.error_text import describe_error
 from tfcluster.backends import past_runs
 from tfcluster.backends.jobs import JobEnd, JobState, Submission
 from tfcluster.backends.kubernetes import port_forward, run_objects, run_pods
-from tfcluster.backends.kubernetes.exec_client import PodProcess
+from tfcluster.backends.kubernetes.exec_client import PodProcess, as_socket
 from tfcluster.backends.kubernetes.kube_checks import check as check
 from tfcluster.backends.kubernetes.kube_client import (
     JOB_VARIABLE,
@@ -59,7 +60,6 @@ from tfcluster.backends.kubernetes.submitted.kube_submit import submit as submit
 from tfcluster.backends.kubernetes.submitted.kube_submit import warnings as warnings
 from tfcluster.backends.past_runs import RefusedError, SilentError, UnreachableError
 from tfcluster.errors import SetupError
-from tfcluster.rundir import control
 from tfcluster.rundir.events import JobSubmitted
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.spec.sections import Runtime
@@ -326,19 +326,28 @@ def _signal(place: KubeCluster, run: str, job: str) -> None:
         time.sleep(_POLL_S)
 
 
-def ask_coordinator(paths: RunPaths, job: str, request: str, *, cluster: str) -> str:
-    """Return the coordinator's reply: a process in its pod asks it."""
+@contextlib.contextmanager
+def connect_coordinator(paths: RunPaths, job: str, *, cluster: str) -> Iterator[socket.socket]:
+    """Yield a connection that a process in the coordinator's pod carries."""
     place = _reach(cluster, _STOP_S)
     with _silence():
         if (pod := _coordinator_pod(place, job)) is None:
             raise SetupError("the coordinator's pod does not run", fix="try again in a moment")
         token = _token_of(place, paths.run_id)
     folder = f"{run_pods.STATE_FOLDER}/runs/{paths.run_id}"
-    argv = ["python", "-P", "-m", "tfcluster.rundir.control_client", folder, request]
-    answer = _ask(place, pod, token, argv, timeout_s=control.STACKS_S)
-    if answer.why:
-        raise SetupError(f"the coordinator in the pod {pod} cannot be asked: {answer.why}")
-    return answer.reply.decode()
+    argv = ["python", "-P", "-m", "tfcluster.rundir.control_client", folder]
+    why = ""
+    try:
+        with port_forward.start(place, pod, token, argv, timeout_s=None) as process:
+            try:
+                with as_socket(process) as connection:
+                    yield connection
+            except (OSError, ValueError):
+                why = process.last_words
+                raise
+    except (OSError, ValueError) as error:
+        problem = why or describe_error(error)
+        raise SetupError(f"the coordinator in the pod {pod} cannot be asked: {problem}") from None
 
 
 def make_copy(paths: RunPaths, job: str, *, cluster: str) -> JobSubmitted:

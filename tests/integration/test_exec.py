@@ -1,0 +1,185 @@
+"""Commands beside a task of a live run, with pipes and with a terminal, and a debugger in it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import signal
+import socket
+import sys
+import termios
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from .commandline import CommandLine, screen, wait_for
+from .live import Live
+
+STEPS = """
+import os, time
+from tfcluster_workers import reporting
+
+def train(step):
+    reporting.progress(step)
+    time.sleep(0.02)
+
+reporting.ready()
+for step in range(1, 1_000_000):
+    train(step)
+    if os.path.exists("finish"):
+        break
+"""
+
+
+@contextlib.contextmanager
+def training(shell: CommandLine) -> Iterator[Live]:
+    """Yield a run of two workers that take steps; both have to go on until the block's end."""
+    shell.script("steps.py", STEPS)
+    run = Live(shell, "run", "-n", "2", "steps.py")
+    wait_for(lambda: all(task.get("step") for task in run.state()["tasks"]), what="a step")
+    yield run
+    steps = [task["step"] for task in run.state()["tasks"]]
+    wait_for(lambda: all(t["step"] > n for t, n in zip(run.state()["tasks"], steps, strict=True)))
+    (shell.cwd / "finish").touch()
+    assert run.end() == 0, run.said()
+    assert {task["attempt"] for task in run.state()["tasks"]} == {1}
+
+
+def is_over(pid: int) -> bool:
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.slow
+def test_a_command_beside_a_task_with_pipes_and_with_a_terminal(shell: CommandLine) -> None:
+    with training(shell) as run:
+        script = 'cat; echo "$TFCLUSTER_TASK in $PWD" >&2; command -v python3 >&2; exit 7'
+        done = shell.run("exec", run.run_id, "worker:1", "--", "sh", "-c", script, input=b"a\0b")
+        assert (done.code, done.out) == (7, b"a\0b"), done.err
+        python = Path(sys.executable).parent / "python3"
+        assert done.err.split() == ["worker:1", "in", str(shell.cwd), str(python)]
+        # Without RUN it is the only live one; a signal is 128 and its number, as in a shell.
+        assert shell.run("exec", "worker:0", "sh", "-c", "kill -TERM $$").code == 143
+        config = shell.run("exec", "worker:1", "--", "sh", "-c", 'echo "$TF_CONFIG"')
+        assert json.loads(config.out)["task"] == {"type": "worker", "index": 1}
+
+        # Far more than all windows together; the reader takes what it wants.
+        counted = shell.shell("tfcluster exec worker:1 -- yes | head -c 20000000 | wc -c")
+        assert counted.out.strip() == b"20000000", counted.err
+        copied = shell.shell("head -c 5000000 /dev/zero | tfcluster exec worker:1 -- wc -c")
+        assert copied.out.strip() == b"5000000", copied.err
+
+        unknown = shell.run("exec", "worker:7", "--", "true")
+        assert (unknown.code, "has no task worker:7" in unknown.err) == (2, True)
+        missing = shell.run("exec", "worker:1", "--", "/no/such/program")
+        assert (missing.code, "/no/such/program: No such file" in missing.err) == (2, True)
+        assert "no task is named" in shell.run("exec", run.run_id, "--", "ls").err
+
+        with screen(shell, "exec", "worker:1", rows=33, columns=111) as window:
+            before = termios.tcgetattr(window._user)[3]
+            wait_for(lambda: (window.read(0.1) and b"$" in window.seen) or b"#" in window.seen)
+            assert not termios.tcgetattr(window._user)[3] & termios.ECHO, "it is raw"
+            window.type(b"stty size; echo $TFCLUSTER_TASK $((6*7)); sleep 600\r")
+            wait_for(lambda: window.read(0.1) and b"worker:1 42" in window.seen)
+            assert b"33 111" in window.seen
+            termios.tcsetwinsize(window._user, (44, 122))
+            window.type(b"\x03stty size; exit 5\r")  # Ctrl-C ends `sleep`, not the command
+            assert window.read_all() == 5, window.seen
+            assert b"44 122" in window.seen
+            assert termios.tcgetattr(window._user)[3] == before
+
+        # What it has started ends with the user's command, however that ends.
+        script = "setsid sleep 600 & echo $!; sleep 600"
+        stuck = shell.start("exec", "worker:1", "--", "sh", "-c", script)
+        assert stuck.stdout is not None
+        pid = int(stuck.stdout.readline())
+        stuck.send_signal(signal.SIGKILL)
+        wait_for(lambda: is_over(pid), what="the end of its processes")
+        last = shell.start("exec", "worker:1", "--", "sleep", "600")
+        wait_for(lambda: any(p.cmdline() == ["sleep", "600"] for p in shell.left()))
+    assert last.wait(60) == 137
+    assert last.stderr is not None
+    assert "worker:1 has ended, and with it the command" in last.stderr.read().decode()
+
+
+class Editor:
+    """A debugger's client: the Debug Adapter Protocol as VS Code speaks it."""
+
+    def __init__(self, port: int) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", port), timeout=60)
+        self._file = self._socket.makefile("rb")
+        self._count = 0
+
+    def ask(self, command: str, **arguments: Any) -> None:
+        self._count += 1
+        request = {"seq": self._count, "type": "request", "command": command}
+        body = json.dumps({**request, "arguments": arguments}).encode()
+        self._socket.sendall(b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
+
+    def take(self, **facts: Any) -> dict[str, Any]:
+        """Return the next message with these fields."""
+        while True:
+            header = self._file.readline()
+            assert header, f"the connection ended; {facts} did not come"
+            assert self._file.readline() == b"\r\n"
+            size = int(header.split(b":")[1])
+            message: dict[str, Any] = json.loads(self._file.read(size))
+            if facts.items() <= message.items():
+                return message
+
+    def close(self) -> None:
+        self._file.close()
+        self._socket.close()
+
+
+def launched(shell: CommandLine) -> tuple[Any, dict[str, Any]]:
+    """Start `tfcluster debug`; return its process and the configuration that it prints."""
+    process = shell.start("debug", "worker:1")
+    assert process.stdout is not None
+    lines = []
+    while (line := process.stdout.readline()) and line != b"}\n":
+        lines.append(line)
+    assert line, process.communicate()[1].decode()
+    (configuration,) = json.loads(b"".join([*lines, line]))["configurations"]
+    return process, configuration
+
+
+@pytest.mark.slow
+def test_a_debugger_attaches_to_a_task_through_a_port_of_this_machine(shell: CommandLine) -> None:
+    with training(shell) as run:
+        if shutil.which("gdb") is None:
+            done = shell.run("debug", "worker:1")
+            assert (done.code, "gdb, which is not on the node" in done.err) == (3, True)
+            return
+        process, configuration = launched(shell)
+        (mapping,) = configuration["pathMappings"]
+        assert mapping == {"localRoot": str(shell.cwd), "remoteRoot": str(shell.cwd)}
+        assert configuration["name"] == f"worker:1 of {run.run_id}"
+        editor = Editor(configuration["connect"]["port"])
+        editor.ask("initialize", adapterID="debugpy", pathFormat="path")
+        editor.ask("attach", **configuration)
+        editor.take(event="initialized")
+        lines = [{"line": 1 + STEPS.split("\n").index("    time.sleep(0.02)")}]
+        script = {"path": str(shell.cwd / "steps.py")}
+        editor.ask("setBreakpoints", source=script, breakpoints=lines)
+        editor.ask("configurationDone")
+        thread = editor.take(event="stopped")["body"]["threadId"]
+        editor.ask("stackTrace", threadId=thread)
+        frame = editor.take(command="stackTrace")["body"]["stackFrames"][0]
+        assert frame["name"] == "train"
+        editor.ask("evaluate", expression="step > 0 and os.getpid()", frameId=frame["id"])
+        pid = editor.take(command="evaluate")["body"]["result"]
+        assert pid == str(run.state()["tasks"][1]["pid"])
+        editor.ask("disconnect", terminateDebuggee=False)
+        editor.take(command="disconnect")
+        editor.close()
+
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+        again, second = launched(shell)  # debugpy listens already
+        assert second["connect"]["port"] != 0
+    assert again.wait(60) == 0
+    assert b"worker:1 has ended" in again.stderr.read()
