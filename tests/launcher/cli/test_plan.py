@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.documentation import DOCS, blocks, unprinted
 from tests.launcher.cli.conftest import Forked, environ
 
 FIXED = {
@@ -186,6 +187,13 @@ def test_the_users_defaults_are_shown_with_their_source(folder: Path, forked: Fo
     data = json.loads(forked("plan", "--json", **more).stdout)
     (default,) = data["defaults"]
     assert (default["field"], default["file"]) == ("supervision.grace_s", "~/mine.yaml")
+    example = next(block for block in blocks(DOCS / "guides/defaults.md") if block.kind == "yaml")
+    config = folder / ".config/tfcluster/config.yaml"
+    config.parent.mkdir(parents=True)
+    config.write_text(example.text)
+    more["TFCLUSTER_CONFIG"] = str(config)
+    shown = forked("plan", "--profile", "lab", **more).stdout
+    assert unprinted("guides/defaults.md", "profile lab", shown) == []
     refused = forked("validate", "--profile", "lob", **more)
     assert (refused.returncode, refused.stdout) == (2, "")
     assert "did you mean lab?" in refused.stderr
