@@ -13,11 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from .commandline import CommandLine, screen, wait_for
-from .live import Live
+from .live import Live, is_alive
 
 STEPS = """
 import os, time
@@ -47,10 +46,6 @@ def training(shell: CommandLine) -> Iterator[Live]:
     (shell.cwd / "finish").touch()
     assert run.end() == 0, run.said()
     assert {task["attempt"] for task in run.state()["tasks"]} == {1}
-
-
-def is_over(pid: int) -> bool:
-    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
 @pytest.mark.slow
@@ -97,9 +92,10 @@ def test_a_command_beside_a_task_with_pipes_and_with_a_terminal(shell: CommandLi
         assert stuck.stdout is not None
         pid = int(stuck.stdout.readline())
         stuck.send_signal(signal.SIGKILL)
-        wait_for(lambda: is_over(pid), what="the end of its processes")
-        last = shell.start("exec", "worker:1", "--", "sleep", "600")
-        wait_for(lambda: any(p.cmdline() == ["sleep", "600"] for p in shell.left()))
+        wait_for(lambda: not is_alive(pid), what="the end of its processes")
+        last = shell.start("exec", "worker:1", "--", "sh", "-c", "echo started; exec sleep 600")
+        assert last.stdout is not None
+        assert last.stdout.readline() == b"started\n"
     assert last.wait(60) == 137
     assert last.stderr is not None
     assert "worker:1 has ended, and with it the command" in last.stderr.read().decode()

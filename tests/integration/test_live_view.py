@@ -148,10 +148,10 @@ def test_d_leaves_a_run_that_every_width_lists_and_attach_shows_again(
 
     for columns in (60, 80, 120):
         window.resize(columns, 24)
-        looks = "tfcluster ps; tfcluster status; echo done"
+        looks = f"tfcluster ps; tfcluster status; echo done {columns}"
         window.type(looks, "Enter")
-        window.wait(lambda lines: lines[-2:] == ["done", "$"])
-        table = table_after(window.lines, looks)
+        shown = window.wait(lambda lines: lines[-2:] == [f"done {columns}", "$"])  # noqa: B023
+        table = table_after(shown, looks)
         assert (table[0].split()[:2], table[1].split()[1]) == (["RUN", "STATUS"], "running")
         tasks = next(n for n, line in enumerate(table) if line.startswith("  task "))
         assert [row.split()[0] for row in table[tasks + 1 : tasks + 3]] == ["worker:0", "worker:1"]

@@ -11,6 +11,7 @@ attaches when the script itself imports TensorFlow or Keras.
 """
 
 from __future__ import annotations
+import __future__
 
 import importlib.machinery
 import io
@@ -174,8 +175,13 @@ def run_notebook(path: str) -> None:
         exit_unreadable(path, error)
     module = new_main_module()
     vars(module).update(notebook.KERNEL_NAMES)
-    # A mistake in the last cell is found before the first one has trained.
-    programs = [compile(code, name, "exec", dont_inherit=True) for name, code in cells.items()]
+    # A mistake in the last cell is found before the first one has trained. As in a kernel, a
+    # `from __future__ import` holds for the cells below it, too.
+    programs, futures = [], 0
+    for name, code in cells.items():
+        program = compile(code, name, "exec", flags=futures, dont_inherit=True)
+        futures |= program.co_flags & __future__.annotations.compiler_flag
+        programs.append(program)
     for program in programs:
         exec(program, vars(module))
 

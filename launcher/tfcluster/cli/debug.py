@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 import click
@@ -9,6 +10,7 @@ import click
 from tfcluster.cli.completion import live_runs, task_names
 from tfcluster.cli.exec import split_words
 from tfcluster.cli.scheduler_runs import SchedulerChoice
+from tfcluster.coordinator.launch import signals_held_back
 from tfcluster.errors import UsageError
 from tfcluster.ui.terminal import Terminal
 
@@ -34,7 +36,10 @@ def debug(run: str | None, task: str | None, port: int) -> None:
     live = SchedulerChoice().find_run(run, live_only=True)
     terminal.say(f"attaching debugpy to {task} …")
     try:
-        with live.debug(task, port=port) as debugger:
+        with contextlib.ExitStack() as stack:
+            # A debugger that is killed while it enters the task takes the task along.
+            with signals_held_back():
+                debugger = stack.enter_context(live.debug(task, port=port))
             terminal.out(debugger.launch_json)
             where = f"127.0.0.1:{debugger.port}"
             terminal.say_wrapped(f"{task} can be debugged at {where} until Ctrl-C; the run goes on")

@@ -9,6 +9,8 @@ from typing import Final
 
 import click
 
+from tfcluster.spec import PYTHON_ENDINGS
+
 OTHER_OPTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "-n": ("-n {}", "--set cluster.worker={}", "--tail {}"),
     **dict.fromkeys(
@@ -54,7 +56,7 @@ def rewrite(args: Sequence[str], command: click.Command) -> str | None:
     """
     known = options_of(command)
     for index, word in enumerate(args):
-        if word == "--" or word.endswith(".py"):
+        if word == "--" or word.endswith(PYTHON_ENDINGS):
             return None
         name, equals, value = word.partition("=")
         forms = () if name in known else OTHER_OPTIONS.get(name, ())

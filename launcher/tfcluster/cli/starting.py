@@ -228,10 +228,20 @@ def _warn_of_misplaced(program: str, args: Sequence[str]) -> None:
         return
     ours, rest = misplaced(args, click.get_current_context().command, code)
     if ours:
-        before = sys.argv[1 : len(sys.argv) - len(args) - 1]
+        before = map(_without_secret, sys.argv[1 : len(sys.argv) - len(args) - 1])
         line = shlex.join(["tfcluster", *before, *ours, program, *rest])
         sentence = f"warning: {shlex.join(ours)} comes after {program}, so the script gets it"
         Terminal().say(f"{sentence}\n  → if it is meant for tfcluster: {line}")
+
+
+def _without_secret(word: str) -> str:
+    """Return a word of the command line without the value of a secret variable."""
+    from tfcluster.plans.secrets import is_secret
+
+    variable = re.match(r"(?:-e|--env=)?(?:[\w-]+\.)*(\w+)=", word)
+    if variable is None or not is_secret(variable[1], named=(), shown=()):
+        return word
+    return f"{variable[0]}…"
 
 
 def _check_command(program: str) -> None:
@@ -279,7 +289,7 @@ def launch(made: Launch, display: Display) -> int:
     shown = _ShownRun(made, display)
     try:
         end = api.launch(made, shown)
-    except TfclusterError:
+    except BaseException:  # the terminal gets its settings back
         shown.give_up()
         raise
     if end is None:
@@ -304,7 +314,8 @@ class _ShownRun:
     def has_keys(self) -> bool:
         from tfcluster.ui.job_control import Keyboard
 
-        return self._terminal.has_footer and Keyboard().is_there
+        # A container, or a pod, ends with its first process: the run could not go on.
+        return self._terminal.has_footer and os.getpid() != 1 and Keyboard().is_there
 
     def opened(self, paths: RunPaths, plan: Plan, leave: Callable[[], None] | None = None) -> None:
         from tfcluster.rundir.task_logs import tail_offset
@@ -346,7 +357,7 @@ class _ShownRun:
 
     def left(self) -> None:
         """Say how to come back to a run that continues in the background; with -d, print its id."""
-        self._finish()
+        self._finish(has_ended=False)
         run, terminal = self._paths.run_id, self._terminal
         if not self._detaches:
             pass  # its id is above, and stdout belongs to the output of its tasks
@@ -398,10 +409,10 @@ class _ShownRun:
             raise error if state.attempt else _show_findings(error, end.paths, terminal)
         return end.outcome.exit_code
 
-    def _finish(self) -> None:
+    def _finish(self, *, has_ended: bool = True) -> None:
         """Show the remaining output; Ctrl-C skips it (``tfcluster logs`` has it)."""
         with contextlib.suppress(KeyboardInterrupt):
-            while self._view is not None and not self._view.finish(0.5):
+            while self._view is not None and not self._view.finish(0.5, has_ended=has_ended):
                 pass
 
 

@@ -141,9 +141,9 @@ def _start_at_terminal(launch: Launch, watcher: Watcher) -> End | None:
             last = _follow(messages, launch.plan, watcher, process.leave)
             if last == _STARTED:
                 last = _follow(messages, launch.plan, watcher, process.leave)
-        if last == _LEFT:
-            watcher.left()
-            return None
+    if last == _LEFT:
+        watcher.left()
+        return None
     if not isinstance(last, End):
         raise process.death()
     return last
@@ -279,6 +279,9 @@ def _with_starter(starter: int, run_writer: RunWriter, coordinator: Coordinator)
             leaves = b""
         if not leaves:
             coordinator.stop(SIGNALS[signal.SIGHUP])
+            return
+        if run_writer.state.status is not Status.RUNNING:  # it ends, and its end is to be shown
+            loop.add_reader(starter, heed)
             return
         loop.remove_signal_handler(signal.SIGHUP)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)

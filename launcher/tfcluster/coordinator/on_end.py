@@ -34,8 +34,11 @@ def tell(writer: RunWriter, plan: Plan) -> None:
     writer.save()  # commands about the run see its end
     text = describe_failure(state)[0] or f"{state.run}: {state.status}"
     end = json.dumps({**end_json(state), "text": text}, default=str).encode()
-    is_url = target.startswith("https://")
-    problem = _post(target, end) if is_url else _run(target, end, writer, plan)
+    try:
+        is_url = target.startswith("https://")
+        problem = _post(target, end) if is_url else _run(target, end, writer, plan)
+    except Exception as error:  # the end of the run is known, and must not be lost
+        problem = f"it failed: {type(error).__name__}"
     if problem:
         writer.record(Warned(message=f"supervision.on_end: {problem}", closing=True))
 
@@ -63,11 +66,12 @@ def _run(command: str, end: bytes, writer: RunWriter, plan: Plan) -> str:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             return f"the command was killed after {LIMIT_S:.0f} s; its output: {log}"
-        said = last_line(log)
-        if not log.stat().st_size:
-            log.unlink()
     except OSError as error:
         return f"the command did not run: {reason_of(error)}"
+    said = last_line(log)
+    with contextlib.suppress(FileNotFoundError):  # the folder was deleted meanwhile
+        if not log.stat().st_size:
+            log.unlink()
     code = process.returncode
     how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
     return f"the command {how}{f': {said}' if said else ''}" if code else ""
@@ -96,8 +100,8 @@ def _post(url: str, end: bytes) -> str:
             return None
 
     headers = {"Content-Type": "application/json", "User-Agent": f"tfcluster/{__version__}"}
+    host = urlsplit(url).hostname
     try:
-        host = urlsplit(url).hostname
         request = urllib.request.Request(url, end, headers)
         with urllib.request.build_opener(NoRedirects).open(request, timeout=_ANSWER_S):
             return ""
@@ -106,5 +110,5 @@ def _post(url: str, end: bytes) -> str:
     except urllib.error.URLError as error:
         why = error.reason
         return f"{host}: {describe_error(why) if isinstance(why, Exception) else why}"
-    except (OSError, ValueError, http.client.HTTPException) as error:
-        return f"the webhook failed: {describe_error(error)}"
+    except (OSError, ValueError, http.client.HTTPException) as error:  # its text may have the path
+        return f"{host}: {type(error).__name__}"

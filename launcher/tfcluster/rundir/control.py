@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 _CHECK_INTERVAL_S = 1.0
 """The interval of checks of the socket; `down` keeps asking for longer than that."""
 
+_LONGEST_REQUEST = 4 << 20
+"""Bytes of a request: the command of `exec` may be as long as a system lets it be."""
 LONG_S = 20.0
 """Time for an answer that needs a task, or an agent, which may not answer."""
 _CONNECT_S = 10.0
@@ -120,7 +122,7 @@ async def _listen(path: Path, answer: Answer) -> asyncio.Server:
     listener = keep_from_children(socket.socket(socket.AF_UNIX))
     try:
         listener.bind(str(path))
-        return await asyncio.start_unix_server(answer, sock=listener)
+        return await asyncio.start_unix_server(answer, sock=listener, limit=_LONGEST_REQUEST)
     except OSError:
         listener.close()
         raise

@@ -395,6 +395,8 @@ def _check_on_end(value: str) -> str:
     if colon and scheme.isalpha() and (scheme != "https" or not rest.strip("/")):
         fix = "write https://HOST/…, or a command that sends it"
         raise field_error(f"{shorten(value)} is not an https URL", fix)
+    if scheme == "https" and any(each.isspace() or not each.isprintable() for each in value):
+        raise field_error("the https URL has a space", "write it without spaces")
     return value
 
 

@@ -106,6 +106,7 @@ class RunView:
         self._keyboard, self._leaving = Keyboard(), leaving
         self._job_control = JobControl(terminal, self._keyboard, self._folder_watch.wake)
         self._shows_keys, self._answer = False, ""
+        self._has_ended = True
         self._last_lines = LastLines(paths)
         self._host = gethostname()
         self._fix = self._question = ""
@@ -122,17 +123,21 @@ class RunView:
         self._messages.append(text)
         self._folder_watch.wake()
 
-    def finish(self, timeout_s: float | None = None) -> bool:
+    def finish(self, timeout_s: float | None = None, *, has_ended: bool = True) -> bool:
         """Show all remaining output and end; return False if that takes longer than `timeout_s`.
 
-        It does when the terminal is stopped (Ctrl-S); `finish` can be called again.
+        It does when the terminal is stopped (Ctrl-S); `finish` can be called again. Of a run that
+        has not `has_ended` what is there now is shown, to its last whole lines.
         """
+        self._has_ended = has_ended
         self._is_finishing.set()
         self._folder_watch.wake()
         if self._thread is None:
             return True
-        self._thread.join(timeout_s)
-        self._keyboard.release()
+        try:
+            self._thread.join(timeout_s)
+        finally:  # also of a Ctrl-C
+            self._keyboard.release()
         if not self._thread.is_alive():
             self._job_control.restore()
         return not self._thread.is_alive()
@@ -185,7 +190,7 @@ class RunView:
             self._write_lines(self.logs.advance())
             self._show_events(events)
         self._skip_if_far_behind()
-        self._write_lines(self.logs.drain())
+        self._write_lines(self.logs.drain() if self._has_ended else self.logs.catch_up())
         self._write_messages()
         self._terminal.clear_footer()
 

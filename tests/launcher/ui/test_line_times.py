@@ -114,15 +114,17 @@ def test_merged_lines_are_sorted_by_time_and_whole_and_in_order_per_task(
 
 
 MERGE = """
-import resource, sys
+import re, sys
 from pathlib import Path
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.ui import merged_logs
 from tfcluster.ui.merged_logs import MergedLogs
 logs = MergedLogs(RunPaths(Path(sys.argv[1])))
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+def peak_kb():
+    return int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
+before = peak_kb()
 print(sum(len(block) for block in logs.drain()))
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+print(peak_kb() - before)
 """
 
 
