@@ -55,15 +55,8 @@ def _plan_again(paths: RunPaths) -> Planned:
 
 
 def _find_newest(paths: RunPaths, planned: Planned, terminal: Terminal) -> Resume | None:
-    from tfcluster.coordinator.late_gathering import gather_left  # slow: only this needs psutil
-
-    if not gather_left(paths, terminal.say_wrapped):
-        raise SetupError(
-            f"the newest files of {paths.run_id} could not be gathered, so it does not start again",
-            fix=f"`tfcluster up --resume {paths.run_id[-4:]}` starts from what was gathered before",
-        )
     try:
-        return resume.find(paths.run_id, terminal.say_wrapped)
+        return resume.find(paths.run_id, terminal.say_wrapped, takes_older=False)
     except NoCheckpointError:
         shared = planned.plan.checkpoints.dir
         what = f"its tasks read {shared}" if shared else "it starts from the beginning"

@@ -20,6 +20,7 @@ from tfcluster.backends import job_watch, past_runs
 from tfcluster.backends.local import warm_agents
 from tfcluster.checkpoints.store import load_hint, read_store
 from tfcluster.cli.completion import live_runs, run_names, task_names
+from tfcluster.cli.exec import TASK
 from tfcluster.cli.options import parse_moment
 from tfcluster.cli.scheduler_runs import Scheduler, SchedulerChoice, option_of, scheduler_options
 from tfcluster.errors import UsageError, require_extra
@@ -42,7 +43,6 @@ from tfcluster.ui.terminal import Terminal
 
 _LINES_BEFORE = 10
 _PAUSE_S = 0.1
-_TASK = re.compile(r"[a-z]+:\d+")
 
 
 @click.command("ps")
@@ -253,7 +253,7 @@ def stacks(run: str | None, task: str | None, all_threads: bool, as_json: bool) 
 
 def _split_task(run: str | None, task: str | None) -> tuple[str | None, str | None]:
     """Return RUN and TASK of a command line that may have only TASK: ``logs worker:1``."""
-    if task is None and run is not None and _TASK.fullmatch(run):
+    if task is None and run is not None and TASK.fullmatch(run):
         return None, run
     return run, task
 

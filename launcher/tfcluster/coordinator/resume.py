@@ -13,7 +13,7 @@ from tfcluster.agent.error_text import describe_error
 from tfcluster.checkpoints.copying import PARTIAL
 from tfcluster.checkpoints.recognition import CheckpointKind, Newest
 from tfcluster.checkpoints.store import Damaged, Gathered, newest_of, newest_of_each, read_store
-from tfcluster.errors import RunFolderError, UsageError
+from tfcluster.errors import RunFolderError, SetupError, UsageError
 from tfcluster.rundir import registry
 from tfcluster.rundir.events import Event, Resumed, Warned
 from tfcluster.rundir.paths import RunPaths
@@ -45,18 +45,24 @@ class Resume:
         return [resumed, *(Warned(message=f"{run}: {damaged}") for damaged in self.damaged)]
 
 
-def find(text: str, say: Callable[[str], None] = lambda sentence: None) -> Resume:
+def find(
+    text: str, say: Callable[[str], None] = lambda sentence: None, *, takes_older: bool = True
+) -> Resume:
     """Return the state that ``RUN[@STEP]`` names.
 
     What the run has left where its tasks saved is gathered first; `say` gets sentences about it.
-    Raises UnknownRunError or UsageError (exit 2) if there is none.
+    Raises UnknownRunError or UsageError (exit 2) if there is none, and SetupError if something
+    could not be gathered, unless it `takes_older` state then.
     """
     from tfcluster.coordinator.late_gathering import gather_left  # slow: only this needs psutil
 
     run, at, number = text.rpartition("@")
     has_place = bool(at) and number.isdecimal()
     source = registry.resolve((run if has_place else text) or None)
-    gather_left(source, say)
+    if not (gather_left(source, say) or takes_older):
+        message = f"the newest files of {source.run_id} could not be gathered"
+        again = f"`tfcluster up --resume {source.run_id[-4:]}` starts from what was gathered before"
+        raise SetupError(message, fix=again)
     held, damaged = read_store(source.checkpoints)
     place = int(number) if has_place else None
     while True:

@@ -81,6 +81,7 @@ class Keyboard:
         """Set the terminal up, if it is ours: a shell resets it while this process is stopped."""
         assert self._fd is not None
         if not self._is_in_foreground(self._fd):
+            self._before = None  # the shell has its own settings now
             return False
         settings = termios.tcgetattr(self._fd)
         if settings[_LOCAL_MODES] & (termios.ECHO | termios.ICANON):

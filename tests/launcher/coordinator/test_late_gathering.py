@@ -6,7 +6,9 @@ import pytest
 from tests.launcher.checkpoints.files import write_prefix
 from tests.launcher.conftest import plan_of
 
+from tfcluster.coordinator import resume
 from tfcluster.coordinator.late_gathering import gather_left
+from tfcluster.errors import SetupError
 from tfcluster.rundir import registry, run_writer
 from tfcluster.rundir.figures import state_json
 from tfcluster.rundir.paths import RunPaths
@@ -62,3 +64,16 @@ def test_a_run_whose_plan_is_damaged_keeps_its_reason_and_says_why(
     assert not gather_left(paths, said.append)
     assert said[0].startswith(f"the last checkpoints of {paths.run_id} cannot be gathered: ")
     assert registry.load_recorded(paths).missed == "gathering was stopped"
+
+
+def test_a_restart_does_not_take_an_older_checkpoint_where_the_newest_is_missed(
+    paths: RunPaths, state: RunSnapshot, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TFCLUSTER_HOME", str(paths.root.parents[1]))
+    record(paths, state, status=Status.INTERRUPTED, exit_code=143, missed="gathering was stopped")
+    paths.plan.write_text("{")
+
+    with pytest.raises(SetupError, match=r"newest files of .+ could not be gathered"):
+        resume.find(paths.run_id, said.append, takes_older=False)
+    with pytest.raises(resume.NoCheckpointError):
+        resume.find(paths.run_id, said.append)
