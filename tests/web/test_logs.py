@@ -130,6 +130,10 @@ def test_hostile_lines_are_only_text(page: Page, site: Site) -> None:
     page.click("#log-start")
     page.fill("#log-task", "worker:0")
     page.script("document.getElementById('log-view').style.height = '2000px'")
+    # The enlarged view is drawn a frame or more after the former one has shown its last lines.
+    texts = "[...document.querySelectorAll('.log-line')].map((line) => line.innerText)"
+    befores = f"{texts}.filter((text) => text.endsWith('before')).length"
+    page.wait(f"{befores} === {len(HOSTILE)}")
     page.wait_for_text("#log-view", "after")
     lines = [text.removeprefix("worker:0").strip() for text in page.texts(".log-line")]
     shown = [lines[number + 1] for number, text in enumerate(lines) if text == "before"]
