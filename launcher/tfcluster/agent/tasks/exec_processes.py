@@ -50,13 +50,12 @@ class ExecProcesses:
             if len(self._running) >= budgets.EXEC_COMMANDS:
                 raise StartError(f"{budgets.EXEC_COMMANDS} commands run on its node already")
             mark = f"{self._token}-{order.id}"
-            process = ExecProcess(order, task, mark, self._selector, self._link.queue)
+            process = ExecProcess(order, task, mark, self._selector, self._link)
         except (OSError, StartError) as error:
             self._link.send(msg.ExecFailed(id=order.id, error=describe_error(error)))
             return
         self._running[order.id] = process
         self._recorder.add_group(process.pid, process.start_time)
-        self._link.send(msg.ExecStarted(id=order.id))
 
     def take(self, name: str, offset: int, data: bytes) -> None:
         """Take a frame; a wrong one ends its command, and one of an ended command is ignored."""
@@ -117,22 +116,28 @@ class ExecProcess:
         task: Task,
         mark: str,
         selector: selectors.BaseSelector,
-        queue: Callable[[bytes], None],
+        link: CoordinatorLink,
     ) -> None:
-        """Start it; `queue` sends a frame to the coordinator. Raises OSError, StartError."""
+        """Fork. It reports by itself that its program runs: a hung disk may keep it from that.
+
+        Raises OSError.
+        """
         self.id, self.task, self.task_has_ended = order.id, task.name, False
         self._mark = mark
         self.status: int | None = None
         """The wait status, once its pid has ended."""
-        self._selector, self._queue = selector, queue
+        self._selector, self._link = selector, link
         self._watched: dict[int, int] = {}
         self._has_terminal = order.terminal is not None
         self._input, self._to_process, self._ends_input = -1, bytearray(), False
         self._receiving = Receiving(order.id, STDIN)
         self._outputs: dict[int, Sending] = {}
+        self._failed_read, self._problem = -1, bytearray()
         theirs: list[int] = []
         try:
             theirs += self._open(order.terminal)
+            self._failed_read, failed_write = os.pipe()
+            theirs.append(failed_write)
             process = beside(order, task.order, mark)
             self.pid = _fork(process, theirs, has_terminal=self._has_terminal)
         except BaseException:
@@ -142,9 +147,30 @@ class ExecProcess:
             for descriptor in {*theirs}:
                 os.close(descriptor)
         self.start_time = start_time(self.pid)
-        for descriptor in (self._input, *self._outputs):
+        for descriptor in (self._failed_read, self._input, *self._outputs):
             os.set_blocking(descriptor, False)
+        self._selector.register(
+            self._failed_read, selectors.EVENT_READ, lambda _: self._note_start()
+        )
         self._watch()
+
+    def _note_start(self) -> None:
+        """Read why its program does not run; the end of the file without a reason: it runs."""
+        with contextlib.suppress(BlockingIOError):
+            while self._failed_read >= 0:
+                reason = os.read(self._failed_read, 4096)
+                self._problem += reason
+                if not reason:
+                    self._close_failed_read()
+                    if not self._problem:
+                        self._link.send(msg.ExecStarted(id=self.id))
+
+    def _close_failed_read(self) -> None:
+        if self._failed_read >= 0:
+            with contextlib.suppress(KeyError):  # it was not watched yet
+                self._selector.unregister(self._failed_read)
+            os.close(self._failed_read)
+            self._failed_read = -1
 
     def _open(self, terminal: msg.Terminal | None) -> list[int]:
         """Open the streams; return the process's ends: stdin, stdout, stderr."""
@@ -190,13 +216,16 @@ class ExecProcess:
         signal_group(self.pid, self.start_time, signal.SIGKILL)
         left = stray_processes.carries({f"{_MARK}={self._mark}".encode()})
         stray_processes.end(others, left, reap)
+        self._note_start()
         for output in [*self._outputs]:
             most = _MOST_LEFT
             while most > 0 and (count := self._read(output, exec_frames.CHUNK)):
                 most -= count
         self.close()
 
-    def end_report(self) -> msg.ExecEnded:
+    def end_report(self) -> msg.ExecEnded | msg.ExecFailed:
+        if self._problem:
+            return msg.ExecFailed(id=self.id, error=self._problem.decode(errors="replace"))
         status = self.status or 0
         signaled = os.WIFSIGNALED(status)
         return msg.ExecEnded(
@@ -210,6 +239,7 @@ class ExecProcess:
         for output in [*self._outputs]:
             self._close_output(output)
         self._close_input()
+        self._close_failed_read()
 
     def _resize(self, rows: int, columns: int) -> None:
         """Set the size of its terminal, whose foreground processes then get SIGWINCH."""
@@ -231,7 +261,7 @@ class ExecProcess:
         except OSError:  # EIO: nobody has the terminal open any more
             data = b""
         if data:
-            self._queue(self._outputs[output].frame(data))
+            self._link.queue(self._outputs[output].frame(data))
         else:
             self._close_output(output)
         return len(data)
@@ -250,7 +280,7 @@ class ExecProcess:
             self._to_process.clear()
             self._close_input()
         if told := self._receiving.note_written(before - len(self._to_process)):
-            self._queue(told)
+            self._link.queue(told)
         if self._ends_input and not self._to_process and not self._has_terminal:
             self._close_input()
 
@@ -305,7 +335,11 @@ def beside(order: msg.Exec, task: msg.TaskOrder, mark: str) -> msg.Process:
 
 
 def _fork(process: msg.Process, streams: list[int], *, has_terminal: bool) -> int:
-    """Fork and execute a command's program; return its pid. Raises OSError, StartError."""
+    """Fork a child that executes a command's program; return its pid. Raises OSError.
+
+    `streams`: its ends of stdin, stdout and stderr, and of the pipe for the reason of a failure.
+    """
+    *streams, failed = streams
 
     def connect() -> dict[str, str]:
         os.setsid()
@@ -316,16 +350,7 @@ def _fork(process: msg.Process, streams: list[int], *, has_terminal: bool) -> in
         return {}
 
     agent = os.getpid()
-    failed_read, failed_write = os.pipe()
-    try:
-        pid = os.fork()
-        if pid == 0:
-            exec_or_report(process, connect, failed_write, agent)
-    finally:
-        os.close(failed_write)
-        with open(failed_read, "rb") as file:
-            reason = file.read()  # the end of the file: its program runs
-    if reason:
-        os.waitpid(pid, 0)
-        raise StartError(reason.decode(errors="replace"))
+    pid = os.fork()
+    if pid == 0:
+        exec_or_report(process, connect, failed, agent)
     return pid

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import os
+import selectors
 import sys
+import time
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest.mock import MagicMock
 
 import pytest
 from tests.launcher.agent.conftest import Rig, is_alive, wait_until
 
 from tfcluster.agent import budgets, protocol
+from tfcluster.agent import catalogue as msg
+from tfcluster.agent.net.coordinator_link import CoordinatorLink
+from tfcluster.agent.tasks.exec_processes import ExecProcesses
+from tfcluster.agent.tasks.task import Task
 
 WINDOW = budgets.EXEC_BYTES_AHEAD
 
@@ -178,3 +186,22 @@ def test_what_cannot_be_started_has_a_reason(beside: Beside) -> None:
     beside.say(numbers[0], "stdin", 5, b"not the beginning")  # a wrong frame ends only its command
     assert beside.end(numbers[0]) == (None, 9)
     assert beside.output(beside.run("echo", "go on")) == "go on\n"
+
+
+def test_a_command_that_a_hung_disk_keeps_from_its_start_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sent: list[msg.Report] = []
+    link = cast("CoordinatorLink", SimpleNamespace(send=sent.append))
+    argv = [sys.executable, "-c", ""]
+    order = msg.TaskOrder(task="worker:0", argv=argv, env={}, cwd="/", log="/dev/null")
+    task = cast("Task", SimpleNamespace(name="worker:0", order=order))
+    monkeypatch.setattr(os, "chdir", lambda _: time.sleep(600))  # in the child of the fork
+    with selectors.DefaultSelector() as selector:
+        commands = ExecProcesses(MagicMock(), selector, link)
+        commands.start(msg.Exec(id=1, task="worker:0", argv=["true"], terminal=None), task)
+        assert not sent
+        commands.end(1)
+        commands.note_end(*os.wait())
+        commands.finish_ended(lambda: None)
+    assert sent[-1] == msg.ExecEnded(id=1, exit_code=None, signal=9, task_has_ended=False)
