@@ -36,7 +36,7 @@ _ARGUMENTS, _COMMAND = "job.args", "job.command"
 _UNKNOWN: Final = "–"
 _SET: Final = "set"
 """The value of an option without one."""
-_CUTS: Final = (60, 40, 24, 16, 12)
+_CUTS: Final = range(100, 10, -2)
 """The characters to which long values are cut, tried one after the other."""
 _MOST_METRICS: Final = 12
 _MOST_DIFFERENCES: Final = 40
