@@ -19,8 +19,9 @@ settings.register_profile(
 )
 settings.load_profile("any machine")
 
-# The developer's own defaults would change the specs of tests.
+# The developer's own defaults would change the specs of tests, and their folder would get the runs.
 os.environ["TFCLUSTER_CONFIG"] = os.devnull
+os.environ.pop("TFCLUSTER_HOME", None)
 
 IS_CI = os.environ.get("CI") == "true"
 
