@@ -54,10 +54,13 @@ def tell(**facts):
 
 if port := find_port():
     tell(port=port)
+lacks = []
 if importlib.util.find_spec("debugpy") is None:
-    tell(lacks="debugpy")
+    lacks.append("debugpy")
 if sys.version_info < (3, 14) and shutil.which("gdb") is None:
-    tell(lacks="gdb")
+    lacks.append("gdb")
+if lacks:
+    tell(lacks=lacks)
 with socket.socket() as free:
     free.bind(("127.0.0.1", 0))
     port = free.getsockname()[1]
@@ -115,7 +118,7 @@ class Listening:
 def attach(execute: Execute, task: str, pid: int) -> Listening:
     """Have debugpy listen in the process `pid` of a task, unless it does already.
 
-    Raises InterpreterError if the task's Python lacks debugpy, and SetupError if it fails.
+    Raises InterpreterError if the task's Python finds no debugpy or gdb, and SetupError if it fails.
     """
     read, write = os.pipe()
     with open(read, "rb") as answer, open(write, "wb") as told:
@@ -131,16 +134,16 @@ def attach(execute: Execute, task: str, pid: int) -> Listening:
             fix=f"`tfcluster exec {task} -- python3 -m debugpy --version` shows whether it runs",
         )
     facts = foreign_json.parse_json_object(line)
-    if facts.get("lacks") == "debugpy":
+    if lacks := facts.get("lacks"):
+        python = facts["python"]
+        fixes = {
+            "debugpy": f"tfcluster exec {task} -- {python} -m pip install debugpy",
+            "gdb": "`apt-get install gdb` on its node (Python 3.14 needs none)",
+        }
+        image = "; a container has what its image has"
         raise InterpreterError(
-            f"the Python of {task} has no debugpy: {facts['python']}",
-            fix=f"tfcluster exec {task} -- {facts['python']} -m pip install debugpy",
-        )
-    if facts.get("lacks"):
-        raise SetupError(
-            f"debugpy attaches to a running Python with {facts['lacks']}, which is not on the node"
-            f" of {task}",
-            fix="install gdb there (`apt-get install gdb`), or use Python 3.14",
+            f"{task} cannot be debugged: its Python, {python}, finds no {' and no '.join(lacks)}",
+            fix="; ".join(fixes[name] for name in lacks) + image,
         )
     if not (port := facts.get("port")):
         said = str(facts.get("said", "")).strip().splitlines()

@@ -115,8 +115,15 @@ class CommandLine:
     def shell(self, script: str, *, timeout: float = 120) -> Done:
         """Run a line of bash in which `tfcluster` is the installed command."""
         env = self.env | {"PATH": f"{Path(COMMAND).parent}:{self.env['PATH']}"}
+        return self._complete(["bash", "-c", script], env, timeout)
+
+    def python(self, *args: str, timeout: float = 240) -> Done:
+        """Run a Python program to its end."""
+        return self._complete([sys.executable, *args], self.env, timeout)
+
+    def _complete(self, argv: Sequence[str], env: Mapping[str, str], timeout: float) -> Done:
         process = subprocess.Popen(
-            ["bash", "-c", script],
+            argv,
             env=env,
             cwd=self.cwd,
             stdin=subprocess.DEVNULL,

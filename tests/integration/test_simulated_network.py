@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
+from . import user_session
 from .commandline import CommandLine, Done, wait_for
 from .live import InBackground, Live, is_alive
 from .ordinary_user import OTHER_USER, as_ordinary_user
@@ -152,6 +153,15 @@ def test_an_ordinary_user_needs_no_rights(shell: CommandLine) -> None:
     assert done.code == 0, done.err
     assert rates_in(shell)["1"] <= 20 * 1.5
     assert (shell.cwd / "network-1").stat().st_uid == (os.geteuid() or OTHER_USER)
+
+
+def test_a_users_session_with_a_run(shell: CommandLine) -> None:
+    shell.script(user_session.SCRIPT, user_session.STEPS)
+    shell.spec("s.json", job(user_session.SCRIPT), runtime={"network": {"rate": "20mbit"}})
+    run = Live(shell, "up", "s.json")
+    done = shell.python(user_session.__file__, run.run_id)
+    assert done.code == 0, done.err
+    assert run.end() == 143, run.said()
 
 
 def test_nothing_is_left_after_the_coordinator_was_killed(shell: CommandLine) -> None:

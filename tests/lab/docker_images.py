@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import fcntl
+import importlib.util
 import os
 import re
 import shutil
@@ -23,10 +24,12 @@ from .dockerd import Docker, LabError
 
 ROOT = Path(__file__).parents[2]
 SUITE = "bookworm"
-PACKAGES = "python3,python3-venv,ca-certificates"
+PACKAGES = "python3,python3-venv,ca-certificates,gdb-minimal"
 BASE = f"tfcluster-base:{SUITE}"
 STUB = "tfcluster-stub:latest"
 """The Dockerfile's stage before TensorFlow: a user, a home, a Python."""
+DEBUGGED = "tfcluster-debugged:latest"
+"""The same with debugpy."""
 WORKER = "tfcluster-tests:newest"
 JOIN = "tfcluster-tests:join"
 BUILT = {WORKER: (), JOIN: ("--join",)}
@@ -81,6 +84,24 @@ def build_stub(docker: Docker) -> str:
     argv += ["--file", str(ROOT / "docker" / "Dockerfile"), "--tag", STUB, str(ROOT)]
     docker(*argv, timeout=IMPORT_S, env={"DOCKER_BUILDKIT": "1"})
     return STUB
+
+
+def build_debugged(docker: Docker) -> str:
+    """Build the stub image with this environment's debugpy; return its name."""
+    packages = "$(python3 -c 'import site; print(*site.getsitepackages())')"
+    steps = (
+        f"FROM {STUB}",
+        "COPY . /opt/debugpy/debugpy",
+        "USER root",
+        f"RUN echo /opt/debugpy > {packages}/debugpy.pth",
+        "USER worker",
+    )
+    (found,) = importlib.util.find_spec("debugpy").submodule_search_locations
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "Dockerfile").write_text("\n".join(steps))
+        argv = ["build", "--file", f"{folder}/Dockerfile", "--tag", DEBUGGED, found]
+        docker(*argv, timeout=IMPORT_S, env={"DOCKER_BUILDKIT": "1"})
+    return DEBUGGED
 
 
 def build_worker(docker: Docker, name: str, *, outside: Mapping[str, str]) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -37,14 +39,24 @@ def attach(code: int = 0, **facts: object) -> debugger.Listening:
 def test_the_missing_part_is_named_with_what_installs_it() -> None:
     assert attach(port=5678) == debugger.Listening(5678, "/work")
     install = "tfcluster exec worker:1 -- /opt/py/bin/python3 -m pip install debugpy"
-    with pytest.raises(InterpreterError, match=f"has no debugpy.*\n  → {install}"):
-        attach(lacks="debugpy")
-    with pytest.raises(SetupError, match="apt-get install gdb"):
-        attach(lacks="gdb")
+    with pytest.raises(InterpreterError, match=f"finds no debugpy\n  → {install}; a container"):
+        attach(lacks=["debugpy"])
     with pytest.raises(SetupError, match=r"Operation not permitted\n.*SYS_PTRACE"):
         attach(said="ptrace:\nOperation not permitted\n")
     with pytest.raises(SetupError, match="ended with exit code 127"):
         debugger.attach(Answer("", code=127), "worker:1", 123)
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="it needs no gdb")
+@pytest.mark.parametrize(("options", "lacks"), [(["-S"], "debugpy and no gdb"), ([], "gdb")])
+def test_a_node_that_lacks_something_says_all_of_it(options: list[str], lacks: str) -> None:
+    def execute(argv: Sequence[str], *, stdin: int | None, stdout: int, stderr: int) -> ExecEnd:
+        without = {"PATH": "/no/gdb"}
+        done = subprocess.run([sys.executable, *options, *argv[1:]], stdout=stdout, env=without)
+        return ExecEnd(done.returncode, task_has_ended=False)
+
+    with pytest.raises(InterpreterError, match=f"finds no {lacks}\n.*apt-get install gdb"):
+        debugger.attach(execute, "worker:1", os.getpid())
 
 
 def test_connections_are_carried_to_the_port_and_end_with_the_block() -> None:

@@ -43,8 +43,9 @@ _CHECK_INTERVAL_S = 1.0
 
 _LONGEST_REQUEST = 4 << 20
 """Bytes of a request: the command of `exec` may be as long as a system lets it be."""
-LONG_S = 20.0
-"""Time for an answer that needs a task, or an agent, which may not answer."""
+_LONG_S = 60.0
+"""Time for an answer that needs an agent, and for a coordinator in a cluster a job step or a
+`kubectl exec` before: on a loaded machine these take tens of seconds to start."""
 _CONNECT_S = 10.0
 _CHUNK = 1 << 18
 
@@ -267,7 +268,7 @@ def ask_over(connection: socket.socket, request: Mapping[str, object]) -> Any:
 
     Raises UsageError if the coordinator refuses, and what `read_state` raises.
     """
-    return _answer_of(_send(connection, request, LONG_S))
+    return _answer_of(_send(connection, request, _LONG_S))
 
 
 def _send(

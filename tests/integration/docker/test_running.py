@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.integration import user_session
 from tests.integration.hosts.office import COUNT
-from tests.lab.docker_images import BASE
+from tests.lab.docker_images import BASE, build_debugged
 
 from .harbor import Harbor, ended
 
@@ -63,7 +64,7 @@ def test_each_task_has_a_container_that_its_peers_find_by_name(harbor: Harbor) -
         beside = harbor.shell.run("exec", run.run_id, task, "--", "python3", "-c", WHERE)
         assert beside.out.decode().split() == [node, str(fact["uid"]), task], beside.err
         debugged = harbor.shell.run("debug", run.run_id, task)
-        assert (debugged.code, "has no debugpy" in debugged.err) == (3, True), debugged.err
+        assert (debugged.code, "finds no debugpy" in debugged.err) == (3, True), debugged.err
         harbor.docker("exec", name, "touch", "/tmp/go")
     ended(run)
     assert all(fact["peers"] == sorted(addresses) for fact in facts)
@@ -71,6 +72,15 @@ def test_each_task_has_a_container_that_its_peers_find_by_name(harbor: Harbor) -
     assert output.read_text() == "done"
     assert output.stat().st_uid == os.getuid()
     assert "no port is published" in " ".join(run.said().split())
+
+
+def test_a_users_session_with_a_run(harbor: Harbor) -> None:
+    image = build_debugged(harbor.docker)
+    job, runtime = {"script": user_session.SCRIPT}, {"image": image}
+    run = harbor.up(harbor.spec(user_session.STEPS, job=job, runtime=runtime))
+    session = harbor.shell.python(user_session.__file__, run.run_id)
+    assert session.code == 0, session.err
+    ended(run, 143)
 
 
 def test_resources_are_limits_of_the_container(harbor: Harbor) -> None:

@@ -9,6 +9,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from tests.integration import user_session
 from tests.lab.machine import Machine
 from tests.old_pythons import REAL, pretending
 
@@ -161,6 +162,14 @@ def test_down_ends_the_leftover_tasks_of_a_killed_coordinator_on_every_host(offi
     until(lambda: not second.processes(), "the end of the second host's")
     last = office.start("down", run.folder.name)
     assert (last.end(), last.said) == (0, f"{run.folder.name} is lost and was already cleaned up\n")
+
+
+def test_a_users_session_with_a_run(office: Office) -> None:
+    office.add_hosts(2)
+    run = office.up(office.spec(user_session.STEPS, job={"script": user_session.SCRIPT}))
+    session = office.python(user_session.__file__, run.folder.name)
+    assert session.end() == 0, session.said
+    assert run.end() == 143, run.said
 
 
 def test_ctrl_c_ends_all_processes_on_all_hosts(office: Office) -> None:

@@ -8,8 +8,9 @@ import time
 from typing import Any
 
 import pytest
+from tests.integration import user_session
 from tests.integration.commandline import wait_for
-from tests.integration.live import InBackground
+from tests.integration.live import InBackground, Live
 from tests.lab.kube_images import host_template
 
 from tfcluster.backends.kubernetes import run_objects
@@ -71,6 +72,16 @@ def test_a_run_that_was_left_is_known_elsewhere_attached_and_fetched(desk: Desk)
     assert b"released" in desk.shell.run("logs", left.id).out
     assert checkpoint(left, "ckpt-1") == "weights 1"
     assert (to / "ckpt-1.data-00000-of-00001").read_text() == "weights 1"
+    assert desk.left() == []
+
+
+def test_a_users_session_with_a_run(desk: Desk) -> None:
+    desk.shell.script(user_session.SCRIPT, user_session.STEPS)
+    desk.shell.spec("spec.json", {"script": user_session.SCRIPT}, runtime=desk.runtime())
+    run = Live(desk.shell, "up", "spec.json")
+    session = desk.shell.python(user_session.__file__, run.run_id)
+    assert session.code == 0, session.err
+    ended(run, 143)
     assert desk.left() == []
 
 

@@ -70,9 +70,19 @@ class Site:
         env: Mapping[str, str] | None = None,
     ) -> Run:
         """Start `tfcluster ARGUMENTS`; `within`: a command for it, such as `salloc -N2`."""
+        return self.python("-m", "tfcluster.cli.main", *arguments, within=within, at=at, env=env)
+
+    def python(
+        self,
+        *arguments: str,
+        within: Sequence[str] = (),
+        at: str = "login",
+        env: Mapping[str, str] | None = None,
+    ) -> Run:
+        """Start a Python that can import tfcluster."""
         activated = {"PATH": f"{Path(sys.executable).parent}:{PATH}", "PYTHONPATH": import_path()}
         process = self.cluster.start(
-            [*within, sys.executable, "-m", "tfcluster.cli.main", *arguments],
+            [*within, sys.executable, *arguments],
             user=self.user,
             at=at,
             cwd=self.desk,

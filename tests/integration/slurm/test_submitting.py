@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+from tests.integration import user_session
 from tests.integration.hosts.office import Run, numbered, one, until
 from tests.lab.slurm import SlurmCluster
 
@@ -169,6 +170,14 @@ def test_down_lets_a_running_run_save_and_twice_ends_its_job(site: Site) -> None
     said(site, "down", "stubborn")
     assert waiting.end() == 0, waiting.said
     said(site, "wait", "stubborn", code=143)
+
+
+def test_a_users_session_with_a_run(site: Site) -> None:
+    spec = site.spec(user_session.STEPS, job={"script": user_session.SCRIPT})
+    run = site.up(spec, SUBMIT)
+    session = site.python(user_session.__file__, run.folder.name)
+    assert session.end() == 0, session.said
+    assert run.end() == 143, run.said
 
 
 def test_a_killed_coordinator_ends_its_run(site: Site) -> None:
