@@ -118,7 +118,7 @@ class Listening:
 def attach(execute: Execute, task: str, pid: int) -> Listening:
     """Have debugpy listen in the process `pid` of a task, unless it does already.
 
-    Raises InterpreterError if the task's Python finds no debugpy or gdb, and SetupError if it fails.
+    Raises InterpreterError if the task's Python finds no debugpy or no gdb, else SetupError.
     """
     read, write = os.pipe()
     with open(read, "rb") as answer, open(write, "wb") as told:
@@ -140,16 +140,15 @@ def attach(execute: Execute, task: str, pid: int) -> Listening:
             "debugpy": f"tfcluster exec {task} -- {python} -m pip install debugpy",
             "gdb": "`apt-get install gdb` on its node (Python 3.14 needs none)",
         }
-        image = "; a container has what its image has"
         raise InterpreterError(
             f"{task} cannot be debugged: its Python, {python}, finds no {' and no '.join(lacks)}",
-            fix="; ".join(fixes[name] for name in lacks) + image,
+            fix="; ".join([*map(fixes.__getitem__, lacks), "for a container, in its image"]),
         )
     if not (port := facts.get("port")):
         said = str(facts.get("said", "")).strip().splitlines()
         raise SetupError(
             f"debugpy does not attach to {task}: {said[-1] if said else 'it does not listen'}",
-            fix="a container needs the capability SYS_PTRACE, and a host"
+            fix="its machine, also that of a container, needs"
             " `sysctl kernel.yama.ptrace_scope=0`; the task's log may say more",
         )
     return Listening(int(port), str(facts["cwd"]))

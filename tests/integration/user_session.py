@@ -8,12 +8,14 @@ another machine's network, or as somebody else. The run is one of `STEPS`; in th
 
 from __future__ import annotations
 
+import ast
 import json
 import signal
 import socket
 import subprocess
 import sys
 import time
+from subprocess import PIPE
 from typing import Any
 
 STEPS = """
@@ -111,8 +113,8 @@ def evaluate_at_breakpoint(configuration: dict[str, Any], expression: str) -> st
 
 
 def _start(*arguments: str) -> subprocess.Popen[bytes]:
-    streams = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    return subprocess.Popen([sys.executable, "-m", "tfcluster.cli.main", *arguments], **streams)
+    argv = [sys.executable, "-m", "tfcluster.cli.main", *arguments]
+    return subprocess.Popen(argv, stdin=PIPE, stdout=PIPE, stderr=PIPE)
 
 
 def _said(*arguments: str, given: bytes = b"", code: int = 0) -> str:
@@ -123,18 +125,14 @@ def _said(*arguments: str, given: bytes = b"", code: int = 0) -> str:
     return out.decode()
 
 
-def _wait_for_steps(run: str) -> dict[str, Any]:
-    """Return the state of a run in which both tasks have taken a step since now."""
-
-    def read() -> tuple[dict[str, Any], dict[str, int]]:
-        state: dict[str, Any] = json.loads(_said("status", run, "--json"))
-        return state, {task["task"]: task.get("step") or 0 for task in state["tasks"]}
-
-    before, deadline = read()[1], time.monotonic() + HANG_S
+def _wait_for_steps(run: str, after: int = 0) -> None:
+    """Wait until both tasks have taken a step after this one, in their first attempt."""
+    deadline = time.monotonic() + HANG_S
     while True:
-        state, steps = read()
-        if sum(step > before.get(task, 0) for task, step in steps.items()) == 2:
-            return state
+        state = json.loads(_said("status", run, "--json"))
+        if sum((task.get("step") or 0) > after for task in state["tasks"]) == 2:
+            assert state["attempt"] == 1, state
+            return
         assert time.monotonic() < deadline, f"no step of {run}: {state}"
         time.sleep(0.1)
 
@@ -153,11 +151,14 @@ def _try_stacks(run: str) -> None:
 
 def _try_debug(run: str) -> None:
     debug = _start("debug", run, TASK)
-    expression = "os.environ['TFCLUSTER_TASK'] + str(step > 0)"
-    assert evaluate_at_breakpoint(read_launch_json(debug), expression) == f"'{TASK}True'"
+    expression = "os.environ['TFCLUSTER_TASK'], step"
+    evaluated = evaluate_at_breakpoint(read_launch_json(debug), expression)
+    task, step = ast.literal_eval(evaluated)
+    assert task == TASK
     debug.send_signal(signal.SIGINT)
     _, err = debug.communicate(timeout=HANG_S)
     assert debug.returncode == 0, err
+    _wait_for_steps(run, step)
 
 
 def _try_restart(run: str) -> str:
@@ -171,12 +172,10 @@ def _try_restart(run: str) -> str:
 
 
 def main(run: str) -> None:
-    before = _wait_for_steps(run)
+    _wait_for_steps(run)
     _try_exec(run)
     _try_stacks(run)
     _try_debug(run)
-    after = _wait_for_steps(run)
-    assert after["attempt"] == before["attempt"] == 1, after
     new = _try_restart(run)
     _said("down", new)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import contextlib
 import fcntl
-import importlib.util
 import os
 import re
 import shutil
@@ -18,6 +17,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib import metadata
 from pathlib import Path
 
 from .dockerd import Docker, LabError
@@ -88,7 +88,7 @@ def build_stub(docker: Docker) -> str:
 
 def build_debugged(docker: Docker) -> str:
     """Build the stub image with this environment's debugpy; return its name."""
-    packages = "$(python3 -c 'import site; print(*site.getsitepackages())')"
+    packages = "$(python3 -c 'import site; print(site.getsitepackages()[0])')"
     steps = (
         f"FROM {STUB}",
         "COPY . /opt/debugpy/debugpy",
@@ -96,7 +96,7 @@ def build_debugged(docker: Docker) -> str:
         f"RUN echo /opt/debugpy > {packages}/debugpy.pth",
         "USER worker",
     )
-    (found,) = importlib.util.find_spec("debugpy").submodule_search_locations
+    found = str(metadata.distribution("debugpy").locate_file("debugpy"))
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "Dockerfile").write_text("\n".join(steps))
         argv = ["build", "--file", f"{folder}/Dockerfile", "--tag", DEBUGGED, found]

@@ -39,9 +39,9 @@ def attach(code: int = 0, **facts: object) -> debugger.Listening:
 def test_the_missing_part_is_named_with_what_installs_it() -> None:
     assert attach(port=5678) == debugger.Listening(5678, "/work")
     install = "tfcluster exec worker:1 -- /opt/py/bin/python3 -m pip install debugpy"
-    with pytest.raises(InterpreterError, match=f"finds no debugpy\n  → {install}; a container"):
+    with pytest.raises(InterpreterError, match=f"finds no debugpy\n  → {install}; for a container"):
         attach(lacks=["debugpy"])
-    with pytest.raises(SetupError, match=r"Operation not permitted\n.*SYS_PTRACE"):
+    with pytest.raises(SetupError, match=r"Operation not permitted\n.*ptrace_scope"):
         attach(said="ptrace:\nOperation not permitted\n")
     with pytest.raises(SetupError, match="ended with exit code 127"):
         debugger.attach(Answer("", code=127), "worker:1", 123)
