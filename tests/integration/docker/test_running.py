@@ -63,8 +63,9 @@ def test_each_task_has_a_container_that_its_peers_find_by_name(harbor: Harbor) -
         task = node.replace("-", ":")
         beside = harbor.shell.run("exec", run.run_id, task, "--", "python3", "-c", WHERE)
         assert beside.out.decode().split() == [node, str(fact["uid"]), task], beside.err
-        debugged = harbor.shell.run("debug", run.run_id, task)
-        assert (debugged.code, "finds no debugpy" in debugged.err) == (3, True), debugged.err
+    debugged = harbor.shell.run("debug", run.run_id, "worker:0")
+    assert (debugged.code, "finds no debugpy" in debugged.err) == (3, True), debugged.err
+    for name in names:
         harbor.docker("exec", name, "touch", "/tmp/go")
     ended(run)
     assert all(fact["peers"] == sorted(addresses) for fact in facts)
