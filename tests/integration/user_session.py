@@ -4,6 +4,7 @@
 
 It is a program, with the standard library alone, because the users of a lab type their commands on
 another machine's network, or as somebody else. The run is one of `STEPS`; in the end none is live.
+It prints the hostname beside the second task.
 """
 
 from __future__ import annotations
@@ -138,9 +139,11 @@ def _wait_for_steps(run: str, after: int = 0) -> None:
 
 
 def _try_exec(run: str) -> None:
-    script = 'cat; echo " for $TFCLUSTER_TASK"; exit 7'
+    script = 'cat; echo " for $TFCLUSTER_TASK"; hostname; exit 7'
     said = _said("exec", run, TASK, "--", "sh", "-c", script, given=b"in", code=7)
-    assert said == f"in for {TASK}\n", said
+    first, hostname = said.splitlines()
+    assert first == f"in for {TASK}", said
+    sys.stdout.write(f"{hostname}\n")
 
 
 def _try_stacks(run: str) -> None:
