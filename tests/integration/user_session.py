@@ -180,7 +180,7 @@ def main(run: str) -> None:
     _try_stacks(run)
     _try_debug(run)
     new = _try_restart(run)
-    _said("down", new)
+    _said("down", "--now", new)
 
 
 if __name__ == "__main__":
