@@ -25,7 +25,7 @@ from .dockerd import Docker, LabError
 ROOT = Path(__file__).parents[2]
 SUITE = "bookworm"
 PACKAGES = "python3,python3-venv,ca-certificates,gdb-minimal"
-BASE = f"tfcluster-base:{SUITE}"
+BASE = f"tfcluster-base:{SUITE}-gdb"
 STUB = "tfcluster-stub:latest"
 """The Dockerfile's stage before TensorFlow: a user, a home, a Python."""
 DEBUGGED = "tfcluster-debugged:latest"
