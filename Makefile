@@ -26,7 +26,7 @@ NEXT := .venv-next/.installed
 PEERS := .venv-peers/.installed
 
 help: ## show this list
-	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1\t/p' Makefile | expand -t 22
+	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1\t/p' Makefile | expand -t 24
 
 setup: $(NEWEST) $(TF215) ## create .venv (newest TensorFlow) and .venv-tf215 (TensorFlow 2.15, for Estimator)
 

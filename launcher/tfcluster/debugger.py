@@ -65,9 +65,18 @@ with socket.socket() as free:
     free.bind(("127.0.0.1", 0))
     port = free.getsockname()[1]
 argv = [sys.executable, "-m", "debugpy", "--listen", "127.0.0.1:%d" % port, "--pid", sys.argv[1]]
-done = subprocess.run(
-    argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-)
+# gdb stops the task while it reads symbols, and needs those of libc only. TensorFlow's take half a
+# minute: the other tasks would take this one for lost.
+for libraries in (r"/libc[.-],/libdl[.-],/ld-", ""):
+    done = subprocess.run(
+        argv,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, "PYDEVD_GDB_SCAN_SHARED_LIBRARIES": libraries},
+    )
+    if b"No symbol" not in done.stdout:
+        break
 if done.returncode:
     tell(said=done.stdout.decode(errors="replace")[-4000:])
 until = time.monotonic() + 30
@@ -128,6 +137,9 @@ def attach(execute: Execute, task: str, pid: int) -> Listening:
         )
         told.close()
         line = answer.read()
+    if end.task_has_ended:
+        fix = "`tfcluster logs` shows the end of its output"
+        raise SetupError(f"{task} has ended while debugpy attached to it", fix=fix)
     if end.code != 0 or not line:
         raise SetupError(
             f"debugpy cannot be attached to {task}: its Python ended with exit code {end.code}",

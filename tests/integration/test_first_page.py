@@ -61,7 +61,7 @@ def test_every_command_of_the_page_succeeds_in_its_order(clone: CommandLine) -> 
 
     printed = done.out.decode()
     assert done.code == 0, done.err[-4000:] + printed[-4000:]
-    assert len(clone.runs()) == 3, "make up, run and up"
+    assert len(clone.runs()) == 4, "make up, run, up and up with a fault"
     assert (clone.cwd / "tfcluster.json").read_text() == text_of(FIRST, "json")[0]
     assert unprinted("guides/your_own_script.md", "open ports", done.err) == []
     assert unprinted("guides/your_own_script.md", "30/30", printed, done.err) == []

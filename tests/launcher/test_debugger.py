@@ -20,15 +20,15 @@ from tfcluster.rundir.exec_stream import ExecEnd
 class Answer:
     """A node whose Python answers with a line."""
 
-    def __init__(self, line: str, *, code: int = 0) -> None:
-        self._line, self._code = line, code
+    def __init__(self, line: str, *, code: int = 0, has_ended: bool = False) -> None:
+        self._line, self._end = line, ExecEnd(code, task_has_ended=has_ended)
 
     def __call__(
         self, argv: Sequence[str], *, stdin: int | None, stdout: int, stderr: int
     ) -> ExecEnd:
         assert (argv[0], argv[-1], stdin) == ("python3", "123", None)
         os.write(stdout, self._line.encode())
-        return ExecEnd(self._code, task_has_ended=False)
+        return self._end
 
 
 def attach(code: int = 0, **facts: object) -> debugger.Listening:
@@ -45,6 +45,8 @@ def test_the_missing_part_is_named_with_what_installs_it() -> None:
         attach(said="ptrace:\nOperation not permitted\n")
     with pytest.raises(SetupError, match="ended with exit code 127"):
         debugger.attach(Answer("", code=127), "worker:1", 123)
+    with pytest.raises(SetupError, match="worker:1 has ended while debugpy attached"):
+        debugger.attach(Answer("", code=137, has_ended=True), "worker:1", 123)
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 14), reason="it needs no gdb")

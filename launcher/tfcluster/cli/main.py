@@ -200,6 +200,14 @@ def _rewritten(error: click.ClickException, args: list[str]) -> str:
     return f"\n  → {line}" if line else ""
 
 
+def _missing_run(error: click.ClickException) -> str:
+    """Return a line about where the name of a run is found if a command lacks it, or ""."""
+    parameter = error.param if isinstance(error, click.MissingParameter) else None
+    if parameter is None or parameter.name not in ("run", "runs"):
+        return ""
+    return "\n  → `tfcluster ps -a` lists the runs; the last four characters of one are enough"
+
+
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="tfcluster")
 @click.option("--debug", is_flag=True, help="Show the traceback of every error.")
@@ -228,7 +236,7 @@ def main() -> None:
     except click.ClickException as error:
         text = io.StringIO()
         error.show(text)
-        hint = _successors(sys.argv[1:]) or _rewritten(error, sys.argv[1:])
+        hint = _successors(sys.argv[1:]) or _rewritten(error, sys.argv[1:]) or _missing_run(error)
         Terminal().say(text.getvalue().rstrip("\n") + hint)
         code = error.exit_code
     except (click.Abort, KeyboardInterrupt):

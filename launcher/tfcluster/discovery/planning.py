@@ -323,7 +323,7 @@ def _similar(path: str) -> str:
     """Return a question that names the file beside `path` with a similar name; else ""."""
     folder, name = os.path.split(path)
     try:
-        near = similar_file(name, os.listdir(folder))
+        near = similar_file(name, [entry.name for entry in os.scandir(folder) if entry.is_file()])
     except OSError:
         return ""
     return f"did you mean {near}? " if near else ""

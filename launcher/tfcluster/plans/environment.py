@@ -103,7 +103,7 @@ def split_layer(layer: Layer, set_paths: Collection[str]) -> tuple[Layer, Layer]
     for name, value in layer.values.items():
         is_set = layer.source in set_paths or f"{layer.source}.{name}" in set_paths
         (chosen if is_set else written)[name] = value
-    return Layer(layer.source, written), Layer("--set", chosen)
+    return Layer(layer.source, written), Layer("-e or --set", chosen)
 
 
 def add_defaults(
@@ -160,7 +160,9 @@ def _take_from_launcher(
         return launcher[name]
     message = f"{field} takes {name} from your environment, but it is not set there"
     fix = f"export {name}=…"
-    raise UsageError(message, fix=fix if is_secret else f"{fix}, or write its value in the spec")
+    raise UsageError(
+        message, fix=fix if is_secret else f"{fix}, or -e {name}=… on the command line"
+    )
 
 
 @dataclass(frozen=True)  # no slots: `cached_property` needs a dict

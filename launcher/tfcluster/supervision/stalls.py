@@ -41,9 +41,10 @@ _TRACES: Final = re.compile(
 """Files of TensorFlow that are on the stack while a function is traced."""
 _TRACING: Final = frozenset({"func_graph_from_py_func", "autograph_handler", "trace_function"})
 _NEXT: Final = re.compile(
-    r"(?:iterator|multi_device_iterator)_get_next|get_next_as_optional|_next_internal"
+    r"(?:iterator|multi_device_iterator)_get_next|get_next_as_optional|_next_internal|make_iterator"
 )
-"""Functions of TensorFlow that wait for the next batch outside of a `tf.function`."""
+"""Functions of TensorFlow that start a data set, or wait for its next batch, outside of a
+`tf.function`."""
 _CALLS_PYTHON: Final = re.compile(r"/tensorflow/python/ops/script_ops\.py$")
 """The file of TensorFlow that calls Python from an input pipeline: generators, `py_function`."""
 _SERVES: Final = re.compile(r"/tensorflow/python/training/server_lib\.py$")

@@ -329,8 +329,8 @@ def _task_grid(plan: Plan) -> Grid:
     def variables(task: TaskPlan) -> int:
         return len(of_attempt.union(var.name for var in task.command.env))
 
-    columns = _TASK_COLUMNS | {"threads": threads, "env": variables}
-    return Grid.of(plan.tasks, columns, ("threads", "env"))
+    columns = _TASK_COLUMNS | {"threads": threads, "variables": variables}
+    return Grid.of(plan.tasks, columns, ("threads", "variables"))
 
 
 def _workdir_and_copies(plan: Plan) -> str:

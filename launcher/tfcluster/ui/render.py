@@ -278,10 +278,14 @@ def _grid(grid: Grid, width: int) -> list[Text]:
 
 
 def _stacked(grid: Grid, width: int) -> list[str]:
-    """Return each row as a list: its first cell, and below it the others with their headers."""
+    """Return each row as a list: its first cell, and below it the others with their headers.
+
+    A first cell that is a number has its header, too.
+    """
     lines = []
+    title = f"{grid.headers[0]} " if grid.headers[0] in grid.right_aligned else ""
     for first, *rest in grid.rows:
-        lines.append(first)
+        lines.append(f"{title}{first}")
         facts = Facts.of(*zip(grid.headers[1:], rest, strict=True))
         lines += [f"  {line}" for _, line in _facts(facts, width - 2)]
     return lines

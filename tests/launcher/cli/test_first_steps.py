@@ -253,6 +253,12 @@ run --no-python ./bench.sh
     not executable … chmod +x ./bench.sh
 run trian.py
     there is no script at  … did you mean train.py?
+run su.py
+    → it is relative to the workdir
+restart
+    Missing argument 'RUN' … `tfcluster ps -a` lists the runs
+compare
+    `tfcluster ps -a` lists the runs
 run -m a --no-python
     exclude each other
 up sub

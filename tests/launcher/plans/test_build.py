@@ -139,7 +139,7 @@ def test_the_last_layer_of_the_environment_takes_precedence(plan_of: Planner) ->
         "runtime.hosts.*.env",
         "runtime.hosts.127.0.0.1.env",
         "cluster.worker.0.env",
-        "--set",
+        "-e or --set",
         "job.env_file",
     ]
 

@@ -29,7 +29,7 @@ def test_null_for_an_unset_variable_is_refused() -> None:
     with pytest.raises(UsageError, match=r"job\.env takes A .* not set there") as caught:
         resolve([Layer("job.env", {"A": None})], launcher={}, secrets=())
     assert caught.value.exit_code == 2
-    assert caught.value.fix == "export A=…, or write its value in the spec"
+    assert caught.value.fix == "export A=…, or -e A=… on the command line"
 
 
 def test_the_value_of_a_secret_is_not_shown() -> None:

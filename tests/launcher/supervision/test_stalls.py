@@ -56,6 +56,7 @@ def names(*functions: str) -> list[msg.Thread]:
         ),
         (FEEDS, Activity.AWAITS_INPUT, "data.py:7 `read`"),
         (names("_next_internal"), Activity.AWAITS_INPUT, "train.py:20 `model.fit`"),
+        (names("make_iterator"), Activity.AWAITS_INPUT, "train.py:20 `model.fit`"),
         (names("quick_execute", "call_function"), Activity.IN_STEP, "train.py:20 `model.fit`"),
         (
             stack(

@@ -303,6 +303,11 @@ def test_checkpoints_without_a_step_have_a_dash() -> None:
     assert part_lines(checkpoints_grid(found), 80)[1] == "   –  keras  1.5 MB  /x/model.keras"
 
 
+def test_a_checkpoint_on_a_narrow_screen_says_that_its_number_is_a_step() -> None:
+    found = [{"path": "/x/model.keras", "step": 90, "kind": "keras", "bytes": 1_500_000}]
+    assert part_lines(checkpoints_grid(found), 20)[0] == "STEP 90"
+
+
 def test_a_table_that_is_too_wide_becomes_lists() -> None:
     grid = Grid(("task", "end"), (("worker:0", "exit 0"), ("worker:1", "SIGKILL")))
     assert part_lines(grid, 14) == ["worker:0", "  end  exit 0", "worker:1", "  end  SIGKILL"]
@@ -341,6 +346,19 @@ def test_no_path_and_no_command_is_broken_at_a_space() -> None:
         *("keras.models.load_model('/home/a b/m.keras')", "`tfcluster checkpoints k7f3 --copy x`"),
     ):
         assert any(whole in line for line in lines), whole
+
+
+def test_a_run_that_broke_off_names_the_command_that_continues_it() -> None:
+    def command(run: RunSnapshot) -> bool:
+        shown = closing_panel(run, PATHS, can_restart=True)
+        return "continue    tfcluster restart k7f3" in plain_text(shown, 80)
+
+    run = failed_run()
+    assert command(run)
+    run.status = Status.SUCCEEDED
+    assert not command(run)
+    run.status, run.checkpoints = Status.INTERRUPTED, []
+    assert not command(run), "it would start from the beginning"
 
 
 def test_the_closing_panel_has_results_and_the_command_for_curves() -> None:
