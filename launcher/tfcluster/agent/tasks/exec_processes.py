@@ -205,9 +205,9 @@ class ExecProcess:
     def kill(self) -> None:
         """Kill it with all that is below it; `finish` finds what has left it."""
         if self.status is None:
-            below = descendants(self.pid)
+            pids = [self.pid, *descendants(self.pid)]  # itself: it may have no group yet
             signal_group(self.pid, self.start_time, signal.SIGKILL)
-            for pid in below:
+            for pid in pids:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
 
