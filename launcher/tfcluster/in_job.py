@@ -21,6 +21,7 @@ from tfcluster.coordinator.launch import END_ANNOUNCED, SIGNALS, open_folder, si
 from tfcluster.coordinator.submitting import take_over
 from tfcluster.discovery import planning
 from tfcluster.errors import TfclusterError
+from tfcluster.plans.secrets import find_values, redact_error
 from tfcluster.rundir import registry
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.run_writer import RunWriter
@@ -42,7 +43,6 @@ def main(folder: str) -> int:
     try:
         launch = make_launch(planning.plan(paths), options)
     except TfclusterError as error:  # the environment or the files have changed meanwhile
-        sys.stderr.write(f"tfcluster: {error}\n")
         return _end(paths, Outcome.of(error))
     with signals_held_back(END_ANNOUNCED):
         session = RunSession(launch, paths)
@@ -56,9 +56,13 @@ def main(folder: str) -> int:
 
 def _end(paths: RunPaths, outcome: Outcome) -> int:
     """Record the end of a run that does not start; return its exit code."""
-    writer = RunWriter(open_folder(paths), paths)
+    plan = registry.load_plan(paths)
+    writer = RunWriter(open_folder(paths), paths, secrets=find_values(plan, os.environ))
+    if outcome.error is not None:
+        redact_error(outcome.error, writer.secrets)
+        sys.stderr.write(f"tfcluster: {outcome.error}\n")
     writer.record(outcome.event())
-    on_end.tell(writer, registry.load_plan(paths))
+    on_end.tell(writer, plan)
     writer.close()
     past_runs.forget(paths.run_id)
     return outcome.exit_code

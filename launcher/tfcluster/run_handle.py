@@ -472,7 +472,11 @@ class Run:
     def require_ended(self) -> None:
         """Raise UsageError for a live run."""
         try:
-            is_live = not self.state().status.is_final
+            state = self.state()
+            if registry.is_being_closed(self.paths, state):
+                fix = f"wait for its coordinator (pid {state.pid} on {state.host}), or end that"
+                raise UsageError(f"supervision.on_end of {self.id} still runs", fix=fix)
+            is_live = not state.status.is_final
         except registry.DamagedRunError:
             is_live = registry.is_answered(self.paths)
         if is_live:

@@ -140,6 +140,7 @@ def make_run(home_dir: Path) -> MakeRun:
         state.pid, state.background = pid or state.pid, background
         if status.is_final and status is not Status.LOST:
             state.ended_at, state.exit_code = started + 10, exit_code
+            run_writer.release_reserve(found)
         run_writer.write_json(found.state, state.to_json())
         return found
 

@@ -348,7 +348,11 @@ def prune(
 def _select(keep: int, age_s: float) -> list[RunPaths]:
     """Return ended or damaged runs, older than `age_s` seconds, not among the `keep` newest."""
     survey, before = job_watch.list_runs(), time.time() - age_s
-    ended = [(s.started_at, s.ended_at, paths) for paths, s in survey.runs if s.status.is_final]
+    ended: list[tuple[float, float | None, RunPaths]] = [
+        (state.started_at, state.ended_at, paths)
+        for paths, state in survey.runs
+        if state.status.is_final and not registry.is_being_closed(paths, state)
+    ]
     damaged = (run for run in survey.damaged if not run.is_foreign and _is_dead(run.paths))
     ended += [(run.changed_at, None, run.paths) for run in damaged]
     ended.sort(key=lambda run: run[0])

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
 from tfcluster.coordinator.coordinator import Coordinator
-from tfcluster.coordinator.foreground import RunSession, find_interrupted
+from tfcluster.coordinator.foreground import RunSession, find_interrupted, stop_by
 from tfcluster.coordinator.launch import SIGNALS, End, Launch, Watcher, signals_held_back
 from tfcluster.errors import NodeLostError, TfclusterError
 from tfcluster.plans.plan import Plan, TaskId
@@ -278,7 +278,7 @@ def _with_starter(starter: int, run_writer: RunWriter, coordinator: Coordinator)
         except OSError:
             leaves = b""
         if not leaves:
-            coordinator.stop(SIGNALS[signal.SIGHUP])
+            stop_by(coordinator, signal.SIGHUP)
             return
         if run_writer.state.status is not Status.RUNNING:  # it ends, and its end is to be shown
             loop.add_reader(starter, heed)

@@ -25,6 +25,7 @@ from tfcluster.coordinator.launch import (
     End,
     Launch,
     Watcher,
+    is_repeated,
     make_folder,
     open_folder,
     signals_held_back,
@@ -149,7 +150,8 @@ class RunSession:
         try:
             outcome = self._run_to_outcome(announce, handles_signals, beside)
             if not outcome.comes_back:
-                on_end.tell(self.run_writer, self._launch.plan)
+                plan = self._launch.plan
+                on_end.tell(self.run_writer, plan, handles_signals=handles_signals)
         finally:
             unrecorded = self.run_writer.close()
         redact_error(outcome.error, self._secrets)
@@ -303,11 +305,17 @@ def start_thread(launch: Launch, note: Callable[[RunPaths], None]) -> RunPaths:
     return opened.result()
 
 
+def stop_by(coordinator: Coordinator, number: signal.Signals) -> None:
+    """Stop the run as this signal asks, once for several that mean the same."""
+    if not is_repeated(number):
+        coordinator.stop(SIGNALS[number])
+
+
 @contextlib.contextmanager
 def _handling_signals(coordinator: Coordinator) -> Iterator[None]:
     loop = asyncio.get_running_loop()
     handled: dict[signal.Signals, Callable[[], None]] = {
-        number: partial(coordinator.stop, stop) for number, stop in SIGNALS.items()
+        number: partial(stop_by, coordinator, number) for number in SIGNALS
     }
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         del handled[signal.SIGHUP]  # in the background or under nohup: outlives its terminal

@@ -36,6 +36,22 @@ SIGNALS = {
 }
 END_ANNOUNCED = signal.SIGUSR1
 """The signal by which a scheduler says that the time of a job is nearly over."""
+_REPEAT_S = 1.0
+_repeated_until = 0.0
+
+
+def is_repeated(number: int) -> bool:
+    """Return whether a SIGTERM or SIGHUP came within a second of another one, and means the same.
+
+    A signal to all processes of a cgroup reaches the coordinator and its starter, which passes
+    it on; a shell and the kernel both send one when a terminal is closed.
+    """
+    global _repeated_until
+    now = time.monotonic()
+    if number == signal.SIGINT or now < _repeated_until:
+        return number != signal.SIGINT
+    _repeated_until = now + _REPEAT_S
+    return False
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,7 +76,9 @@ class Planned:
             runtime["python"] = interpreter.path
             for host in (runtime.get("hosts") or {}).values():
                 host.pop("python", None)
-        return secrets.redact_spec(kept, shown=self.spec.job.not_secret)
+        return secrets.redact_spec(
+            kept, shown=self.spec.job.not_secret, named=self.spec.job.secrets
+        )
 
     def without_tasks(self, names: Sequence[str]) -> Planned:
         """Return the plan without the tasks `names`, which the user starts by hand.

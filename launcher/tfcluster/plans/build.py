@@ -65,7 +65,7 @@ def make_plan(
         nodes=tuple(builder.nodes()),
         tasks=tuple(builder.tasks()),
         prepare=dict(builder.prepare()),
-        supervision=_section(Supervision, spec.supervision),
+        supervision=_supervision(spec, context),
         checkpoints=_checkpoints(spec, context),
         hooks=has_hooks(spec),
         workdir=builder.workdir,
@@ -252,13 +252,22 @@ def _withheld(spec: ClusterSpec, context: PlanContext, spec_path: str | None) ->
     if spec.job.env_file is not None:
         yield command.resolve_path(spec.job.env_file, context.spec_dir, context.environ)
     written = spec.model_dump(mode="json", exclude_unset=True)
-    if spec_path is not None and secrets.holds_secrets(written, shown=spec.job.not_secret):
+    if spec_path is not None and secrets.holds_secrets(
+        written, shown=spec.job.not_secret, named=spec.job.secrets
+    ):
         yield posixpath.join(context.spec_dir, posixpath.basename(spec_path))
 
 
 def _section(kind: type[T], section: Section) -> T:
     """Return the values of a section of the spec that its namesake in the plan has."""
     return kind(**{field.name: getattr(section, field.name) for field in fields(kind)})
+
+
+def _supervision(spec: ClusterSpec, context: PlanContext) -> Supervision:
+    section = _section(Supervision, spec.supervision)
+    return replace(
+        section, on_end=section.on_end and secrets.find_webhook(section.on_end, context.environ)
+    )
 
 
 def _checkpoints(spec: ClusterSpec, context: PlanContext) -> CheckpointPlan:

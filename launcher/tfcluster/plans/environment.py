@@ -16,7 +16,7 @@ from tfcluster.plans.keras_settings import settings_json, uses_legacy_keras, wit
 from tfcluster.plans.placement import hosts_of
 from tfcluster.plans.plan import EnvVar
 from tfcluster.plans.resources import EVEN_SHARE, GIVEN_GPUS, Share, gpu_env, thread_env
-from tfcluster.plans.secrets import is_secret
+from tfcluster.plans.secrets import WEBHOOK_VARIABLE, is_secret
 from tfcluster.plans.tf_config import SOURCE
 from tfcluster.spec import TUNER_VARIABLES
 
@@ -31,6 +31,7 @@ UNSET: Final = (
     "TFCLUSTER_EVENTS_FD",
     "TFCLUSTER_SETTINGS",
     GIVEN_GPUS,
+    WEBHOOK_VARIABLE,
 )
 """Variables that a task never inherits: they belong to another cluster or another run."""
 

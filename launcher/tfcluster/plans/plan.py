@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal
 
 from tfcluster import kinds
 from tfcluster.kinds import Capabilities
-from tfcluster.spec import JOBS, UserDefault
+from tfcluster.spec import JOBS, UserDefault, mask_webhook
 from tfcluster.typed_json import ONLY_IF_SET, from_json, object_to_json
 
 JobKind = Literal["training", "tuner", "plain"]
@@ -247,6 +247,9 @@ class Supervision:
     grow: Literal["checkpoint", "off"] = "checkpoint"
     grow_every_s: float = 600.0
     on_end: str | None = field(default=None, metadata=ONLY_IF_SET)
+
+    def to_json(self) -> dict[str, Any]:
+        return object_to_json(replace(self, on_end=self.on_end and mask_webhook(self.on_end)))
 
 
 @dataclass(frozen=True, slots=True)

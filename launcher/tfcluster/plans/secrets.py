@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
 from tfcluster.agent.message_fields import Struct, replace
-from tfcluster.errors import TfclusterError
+from tfcluster.errors import TfclusterError, UsageError
 from tfcluster.plans.plan import MASK, Plan
+from tfcluster.spec import mask_webhook
 
+WEBHOOK_VARIABLE: Final = "TFCLUSTER_ON_END"
+"""The variable with the URL of a webhook, for a plan that is made from a run's files."""
 MIN_LENGTH: Final = 6
 """The least length, in characters, of a value that is searched for in text; shorter ones would be
 found everywhere."""
@@ -33,36 +37,82 @@ def is_secret(name: str, *, named: Collection[str], shown: Collection[str]) -> b
     return name not in shown and name not in _PATHS and _SECRET_NAME.search(name) is not None
 
 
-def redact_spec(spec: Mapping[str, Any], *, shown: Collection[str]) -> dict[str, Any]:
-    """Return the JSON of a spec with null for secret values.
+def redact_spec(
+    spec: Mapping[str, Any], *, shown: Collection[str], named: Collection[str] = ()
+) -> dict[str, Any]:
+    """Return the JSON of a spec with null for secret values, and the path of a webhook masked.
 
     A plan made from it takes them from the launcher's environment, as null means.
     """
-    return {key: _redact_env(value, key, shown) for key, value in spec.items()}
+    return {key: _redact_env(value, key, shown, named) for key, value in spec.items()}
 
 
-def holds_secrets(spec: Mapping[str, Any], *, shown: Collection[str]) -> bool:
+def holds_secrets(
+    spec: Mapping[str, Any], *, shown: Collection[str], named: Collection[str] = ()
+) -> bool:
     """Return whether a secret value is written in the spec itself."""
-    return redact_spec(spec, shown=shown) != dict(spec)
+    return redact_spec(spec, shown=shown, named=named) != dict(spec)
 
 
-def _redact_env(value: Any, key: str, shown: Collection[str]) -> Any:
+def _redact_env(value: Any, key: str, shown: Collection[str], named: Collection[str]) -> Any:
     if isinstance(value, list):
-        return [_redact_env(item, "", shown) for item in value]
+        return [_redact_env(item, "", shown, named) for item in value]
+    if key == "on_end" and isinstance(value, str):
+        return mask_webhook(value)
     if not isinstance(value, dict):
         return value
     if key == "env":
         return {
-            name: None if is_secret(name, named=(), shown=shown) else text
+            name: None if is_secret(name, named=named, shown=shown) else text
             for name, text in value.items()
         }
-    return {name: _redact_env(item, name, shown) for name, item in value.items()}
+    return {name: _redact_env(item, name, shown, named) for name, item in value.items()}
 
 
-def find_values(plan: Plan) -> tuple[str, ...]:
-    """Return the secret values that must not be written or shown, the longest first."""
+def find_webhook(on_end: str, environ: Mapping[str, str]) -> str:
+    """Return `supervision.on_end`, with the path of a webhook that was masked in a run's files.
+
+    Raises UsageError if `environ` has not its URL.
+    """
+    if not on_end.startswith("https://") or on_end != mask_webhook(on_end):
+        return on_end
+    if mask_webhook(url := environ.get(WEBHOOK_VARIABLE, "")) == on_end:
+        return url
+    message = f"supervision.on_end is {on_end}, whose path is secret and not in the run's files"
+    raise UsageError(message, fix=f"name it with --on-end, or export {WEBHOOK_VARIABLE}=URL")
+
+
+def find_variables(plan: Plan) -> dict[str, str]:
+    """Return the variables with secrets, without which the stored spec gives no plan.
+
+    Raises UsageError for several values of one variable.
+    """
     commands = (*(task.command for task in plan.tasks), *plan.prepare.values())
-    values = {var.value for command in commands for var in command.env if var.secret}
+    found = dict[str, str]()
+    for var in (each for command in commands for each in command.env if each.secret):
+        if found.setdefault(var.name, var.value) != var.value:
+            raise UsageError(
+                f"the secret {var.name} differs between tasks, which a submitted job cannot have",
+                fix="use variables with different names",
+            )
+    return {**found, WEBHOOK_VARIABLE: url} if (url := _find_url(plan)) else found
+
+
+def _find_url(plan: Plan) -> str:
+    """Return the whole URL of the plan's webhook; empty without one."""
+    on_end = plan.supervision.on_end or ""
+    return "" if on_end == mask_webhook(on_end) else on_end
+
+
+def find_values(plan: Plan, environ: Mapping[str, str] = MappingProxyType({})) -> tuple[str, ...]:
+    """Return the secret values that must not be written or shown, the longest first.
+
+    `environ` has those of a plan from a run's files, which has none.
+    """
+    commands = (*(task.command for task in plan.tasks), *plan.prepare.values())
+    secret = [var for command in commands for var in command.env if var.secret]
+    values = {var.value or environ.get(var.name, "") for var in secret}
+    values |= {_find_url(plan), environ.get(WEBHOOK_VARIABLE, "")}
     searched = (value for value in values if len(value) >= MIN_LENGTH)
     return tuple(sorted(searched, key=lambda value: (-len(value), value)))
 

@@ -260,6 +260,17 @@ def is_open(snapshot: RunSnapshot) -> bool:
     return not snapshot.status.is_final
 
 
+def is_being_closed(paths: RunPaths, snapshot: RunSnapshot) -> bool:
+    """Return whether the coordinator of a run that is over still uses its folder (`on_end`)."""
+    if not snapshot.status.is_final or not paths.reserve.exists():
+        return False
+    is_alive = coordinator_of(snapshot).is_alive()
+    if is_alive is not None:
+        return is_alive
+    silent_s = heartbeat.silent_s(paths)
+    return silent_s is not None and silent_s < heartbeat.SILENT_S
+
+
 def is_out_of_sight(snapshot: RunSnapshot) -> bool:
     """Return whether only the heartbeat shows if the coordinator lives: it is on another host, and
     no scheduler knows."""

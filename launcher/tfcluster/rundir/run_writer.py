@@ -195,7 +195,7 @@ class RunWriter:
         `timer` measures the pauses between saves, which a change of the system clock must not
         make longer.
         """
-        self._secrets = secrets
+        self.secrets = secrets
         self.state = state
         self.paths = paths
         self._clock, self._timer = clock, timer
@@ -209,7 +209,7 @@ class RunWriter:
         self.save()
 
     def record(self, event: Event) -> None:
-        event = redact(event, self._secrets)
+        event = redact(event, self.secrets)
         has_room = self._log.waiting_bytes < budgets.UNWRITTEN_EVENTS
         is_measurement = isinstance(event, (Progress, StepTimes, Usage))
         if has_room or not is_measurement:

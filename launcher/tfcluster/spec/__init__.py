@@ -29,6 +29,12 @@ def shorten(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:59]}…"
 
 
+def mask_webhook(on_end: str) -> str:
+    """Return `supervision.on_end` as it is shown: the path of a chat's webhook is its password."""
+    url = re.match(r"https://(?:[^/?#]*@)?([^/?#]*)", on_end)
+    return on_end if url is None else f"https://{url[1]}/…"
+
+
 def run_name(stem: str, default: str = "tfcluster") -> str:
     """Return the name of a file or a module, made fit for a run and its folder."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-._")[:63] or default

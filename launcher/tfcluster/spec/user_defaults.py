@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from tfcluster.errors import Problem, SpecError, UsageError
-from tfcluster.spec import FieldPath, UserDefault, published_schema, shorten
+from tfcluster.spec import FieldPath, UserDefault, mask_webhook, published_schema, shorten
 from tfcluster.spec.fields import Mistake, Section, drop_x_keys
 from tfcluster.spec.jsonc import Document
 from tfcluster.spec.overrides import Override, apply
@@ -57,7 +57,7 @@ class Default(Override):
     def shown(self) -> UserDefault:
         """Return the default for a plan."""
         text = self.value if isinstance(self.value, str) else json.dumps(self.value)
-        value = None if "env" in self.path else text
+        value = None if "env" in self.path else mask_webhook(text)
         return UserDefault(join_path(self.path), value, self.profile, self.file)
 
 

@@ -271,6 +271,19 @@ def test_a_secret_that_the_job_would_not_get_is_named(
     assert [o.what for o in slurm_checks._check_export(job, environ)] == [what][: bool(what)]
 
 
+def test_a_secret_of_the_spec_reaches_the_job_in_its_environment(stub: Stub) -> None:
+    """The job plans again from a spec without it."""
+    stub("sbatch", 'echo "$API_KEY $TFCLUSTER_ON_END"')
+    job = {"script": "t.py", "env": {"API_KEY": "s3cret"}}
+    spec = {"cluster": {"worker": 1}, "job": job, "supervision": {"on_end": "https://chat/x"}}
+    valid = ClusterSpec.model_validate(spec)
+    plan = make_plan(valid, PlanContext({}, "/specs", place_tasks(valid, ())))
+    submitted = replace(submission(), plan=plan)
+    assert slurm_jobs.submit(submitted) == "s3cret https://chat/x"
+    (obstacle,) = slurm_checks._check_export(submitted, {"SBATCH_EXPORT": "NONE"})
+    assert "keeps API_KEY, TFCLUSTER_ON_END of your shell" in obstacle.what
+
+
 def test_sbatch_has_the_final_word(stub: Stub) -> None:
     stub("sbatch", "echo 'invalid partition specified: mian' >&2; exit 1")
     for thorough in (False, True):

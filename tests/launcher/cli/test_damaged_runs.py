@@ -74,6 +74,7 @@ def make_run(home: Path, text: str | None, run_id: str = "demo-20260914-153012-k
     """Make a run folder, an hour old, with this ``state.json``."""
     shutil.rmtree(home / "runs" / run_id, ignore_errors=True)
     paths = run_writer.make(run_id, home)
+    run_writer.release_reserve(paths)  # as at the end of a run
     if text is not None:
         paths.state.write_text(text)
     os.utime(paths.root, (time.time() - 3600,) * 2)

@@ -276,3 +276,13 @@ def test_an_invalid_age_is_refused(make_run: MakeRun, age: str) -> None:
     assert code == 2
     assert "is not an age" in message
     assert len(registry.runs()) == 1
+
+
+def test_a_run_whose_on_end_still_runs_is_kept(make_run: MakeRun) -> None:
+    paths = make_run()
+    run_writer.make_reserve(paths)  # its coordinator, this process, has not closed it
+    code, _, message = run("rm", paths.run_id)
+    assert (code, "on_end of" in message, f"pid {os.getpid()}" in message) == (2, True, True)
+    assert run("prune", "--keep", "0", "-y", "--json")[1] == "[]\n"
+    run_writer.release_reserve(paths)
+    assert json.loads(run("rm", "--json", paths.run_id)[1]) == [paths.run_id]

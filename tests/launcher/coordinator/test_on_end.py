@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import signal
 import ssl
 import subprocess
 import threading
@@ -17,7 +19,7 @@ from tests.integration.commandline import wait_for
 from tests.integration.live import is_alive
 from tests.launcher.conftest import plan_of
 
-from tfcluster.coordinator import on_end
+from tfcluster.coordinator import launch, on_end
 from tfcluster.rundir.events import RunFinished
 from tfcluster.rundir.fold import first_state
 from tfcluster.rundir.paths import RunPaths
@@ -25,11 +27,11 @@ from tfcluster.rundir.registry import this_process
 from tfcluster.rundir.run_writer import RunWriter
 
 
-def end(paths: RunPaths, target: str) -> list[str]:
+def end(paths: RunPaths, target: str, secrets: tuple[str, ...] = ()) -> list[str]:
     """End a run that has this `on_end`, and return its warnings."""
     plan = replace(plan_of(), workdir=str(paths.root))
     plan = replace(plan, supervision=replace(plan.supervision, on_end=target))
-    writer = RunWriter(first_state(plan, paths, this_process(), 1.0), paths)
+    writer = RunWriter(first_state(plan, paths, this_process(), 1.0), paths, secrets=secrets)
     writer.record(RunFinished(status="failed", exit_code=1, reason="worker:1 was killed"))
     on_end.tell(writer, plan)
     writer.close()
@@ -67,6 +69,28 @@ def test_a_command_that_fails_or_hangs_is_a_warning(
     assert "the command was killed after" in killed
     child = int(paths.on_end_log.read_text())
     wait_for(lambda: not is_alive(child), what="the end of what the command has started")
+
+
+def test_a_signal_ends_a_command_unless_it_repeats_the_last_one(
+    paths: RunPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as after the end of the tasks
+    monkeypatch.setattr(on_end, "LIMIT_S", 30.0)
+    try:
+        monkeypatch.setattr(launch, "_repeated_until", 0.0)
+        stopped = end(paths, "echo $$; kill -TERM $PPID; sleep 300")
+        assert stopped == ["supervision.on_end: it was ended by SIGTERM"]
+        assert not is_alive(int(paths.on_end_log.read_text()))
+        monkeypatch.setattr(launch, "_repeated_until", math.inf)
+        assert end(paths, "kill -TERM $PPID; echo goes on") == []
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_secrets_in_what_a_command_says_are_masked(paths: RunPaths) -> None:
+    said = end(paths, "echo it is s3cret-token; exit 1", secrets=("s3cret-token",))
+    assert said == ["supervision.on_end: the command ended with exit code 1: it is ********"]
+    assert paths.on_end_log.read_text() == "it is ********\n"
 
 
 class _Webhook(BaseHTTPRequestHandler):
@@ -117,6 +141,8 @@ def test_a_webhook_gets_the_end_by_post(
     (refused,) = end(paths, f"{webhook}/services/s3cret")
     assert refused == "supervision.on_end: 127.0.0.1 answered 404 Not Found"
     monkeypatch.setenv("SSL_CERT_FILE", os.devnull)
+    (masked,) = end(paths, "https://chat.example.org/…")
+    assert masked.endswith("export TFCLUSTER_ON_END=URL")
     (untrusted,) = end(paths, f"{webhook}/ok")
     assert "127.0.0.1: " in untrusted
     assert "certificate" in untrusted

@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tfcluster.discovery.planning import Planned, plan
+from tfcluster.errors import UsageError
+from tfcluster.plans import secrets
+from tfcluster.plans.plan import Plan
 from tfcluster.preflight import rules
 from tfcluster.spec import PlanOptions
+from tfcluster.typed_json import from_json, to_json
 
 
 @pytest.fixture
@@ -83,3 +88,41 @@ def test_a_module_of_the_workers_half_is_read_without_the_bundle(
     found = plan(str(path), environ=environ)
     assert found.context.code is not None
     assert not (tmp_path / "cache").exists()
+
+
+def test_secrets_of_a_profile_and_of_a_webhook_reach_a_plan_of_the_runs_own_files(
+    tmp_path: Path, environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A submitted job makes that plan, in an environment with what `find_variables` returns."""
+    config = tmp_path / "config.json"
+    env = {"DB_PASSWORD": "s3cret-1", "PIN": "s3cret-2"}
+    section = {"runtime": {"hosts": {"*": {"env": env}}}}
+    url = "https://me:s3cret-3@chat.example.org:8443/s3cret-4?token=s3cret-5"
+    config.write_text(json.dumps({"default": {**section, "supervision": {"on_end": url}}}))
+    monkeypatch.setenv("TFCLUSTER_CONFIG", str(config))
+    found = planned(tmp_path, environ, {"command": ["true"], "secrets": ["PIN"]})
+
+    recorded = [found.spec_to_keep(), to_json(found.plan)]
+    assert "s3cret" not in json.dumps(recorded)
+    assert all(text in json.dumps(recorded) for text in ("chat.example.org:8443/", "DB_PASSWORD"))
+    assert url in secrets.find_values(found.plan)
+    path = tmp_path / "kept.json"
+    path.write_text(json.dumps(recorded[0]))
+    config.write_text("{}")
+    variables = secrets.find_variables(found.plan)
+    again = plan(str(path), environ={**environ, **variables})
+    assert again.plan.supervision.on_end == url
+    values = {var.name: var.value for var in again.plan.tasks[0].command.env}
+    assert env.items() <= values.items()
+    assert "TFCLUSTER_ON_END" in again.plan.tasks[0].command.unset
+    with pytest.raises(UsageError, match="export TFCLUSTER_ON_END=URL"):
+        plan(str(path), environ={**environ, **variables, "TFCLUSTER_ON_END": "https://other/x"})
+
+    recorded_plan = from_json(Plan, recorded[1])
+    assert secrets.find_values(recorded_plan, variables) == secrets.find_values(found.plan)
+    worker = found.plan.tasks[1]
+    other = replace(worker.command.env[0], name="PIN", value="another", secret=True)
+    command = replace(worker.command, env=(other,))
+    tasks = (found.plan.tasks[0], replace(worker, command=command))
+    with pytest.raises(UsageError, match="the secret PIN differs between tasks"):
+        secrets.find_variables(replace(found.plan, tasks=tasks))

@@ -218,7 +218,7 @@ class Mask:
         data = self._held + data
         for value in self._values:
             data = data.replace(value, MASK_TEXT)
-        end = len(data) - max(_overlap(value, data) for value in self._values)
+        end = len(data) - max((_overlap(value, data) for value in self._values), default=0)
         self._held = data[end:]
         return data[:end]
 

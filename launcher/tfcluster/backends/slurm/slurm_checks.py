@@ -39,6 +39,7 @@ from tfcluster.backends.slurm.slurm_commands import (
     refusal,
 )
 from tfcluster.errors import SetupError, join_first
+from tfcluster.plans.secrets import find_variables
 
 if TYPE_CHECKING:
     from tfcluster.spec.sections import Slurm
@@ -296,6 +297,7 @@ def _check_export(job: Submission, environ: Mapping[str, str]) -> list[Obstacle]
     tasks = job.plan.tasks if job.plan is not None else ()
     variables = (variable for task in tasks for variable in task.command.env)
     needed = {v.name for v in variables if v.from_launcher}
+    needed |= find_variables(job.plan).keys() if job.plan is not None else set()
     if "ALL" in words or not (lacking := sorted(needed - words)):
         return []
     option = "--export" if given else "SBATCH_EXPORT"

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 from tfcluster.agent.error_text import describe_error
 from tfcluster.agent.node.slurm_job import parse_pairs as parse_pairs
@@ -124,10 +125,12 @@ def ask(
     what: str,
     patience_s: float = PATIENCE_S,
     stdin: str = "",
+    env: Mapping[str, str] = MappingProxyType({}),
     reads_stderr: bool = False,
 ) -> str:
     """Return the stdout of one of Slurm's commands, whose times are seconds since 1970.
 
+    `env`: variables that it gets besides those of this process.
     `reads_stderr`: return its stderr instead. `what` could not be done if it fails: then
     SlurmError with Slurm's own message, a SlurmSilentError if slurmctld does not answer.
     """
@@ -139,7 +142,7 @@ def ask(
             text=True,
             errors="replace",
             timeout=patience_s,
-            env=clean_environ(os.environ),
+            env=clean_environ({**os.environ, **env}),
         )
     except FileNotFoundError:
         fix = "start it on a login node of the cluster"

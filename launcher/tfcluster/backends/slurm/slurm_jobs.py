@@ -41,6 +41,7 @@ from tfcluster.backends.slurm.slurm_commands import (
     parse_pairs,
 )
 from tfcluster.errors import SetupError
+from tfcluster.plans.secrets import find_variables
 from tfcluster.rundir.paths import RUN_ID, RunPaths
 from tfcluster.rundir.states import Status
 from tfcluster.spec.sections import Runtime
@@ -100,13 +101,14 @@ def cluster(of: str | Runtime, *, patience_s: float) -> str:
 
 
 def submit(job: Submission) -> str:
-    """Submit the run's script; return the id of the job.
+    """Submit the run's script, with its secrets in its environment; return the id of the job.
 
     Its options are on the command line, too: the user's SBATCH_PARTITION would override a script.
     """
     options, script = job_options(job), format_script(job)
     what = "Slurm does not take the job"
-    out = ask("sbatch", "--parsable", *options, what=what, stdin=script)
+    env = find_variables(job.plan) if job.plan is not None else {}
+    out = ask("sbatch", "--parsable", *options, what=what, stdin=script, env=env)
     return out.strip().split(";")[0]
 
 

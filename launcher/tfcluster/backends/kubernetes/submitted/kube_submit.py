@@ -24,6 +24,7 @@ from tfcluster.backends.kubernetes.run_objects import PodRun
 from tfcluster.backends.kubernetes.submitted import kube_package
 from tfcluster.errors import SetupError
 from tfcluster.plans.plan import Plan
+from tfcluster.plans.secrets import find_variables
 from tfcluster.rundir.paths import RunPaths
 
 _SUBMIT_S: Final = 30.0
@@ -176,9 +177,9 @@ def _environment(plan: Plan, spec: Mapping[str, Any]) -> dict[str, str]:
 
     These are secrets, and null variables, whose values are those of the launcher's environment.
     """
-    commands = (*(task.command for task in plan.tasks), *plan.prepare.values())
-    found = {var.name: var.value for each in commands for var in each.env if var.secret}
-    return found | {name: os.environ[name] for name in _null_names(spec) if name in os.environ}
+    return find_variables(plan) | {
+        name: os.environ[name] for name in _null_names(spec) if name in os.environ
+    }
 
 
 def _null_names(value: Any, key: str = "") -> set[str]:
