@@ -225,6 +225,11 @@ class Screen:
     def type(self, keys: bytes) -> None:
         os.write(self._user, keys)
 
+    def local_modes(self) -> int:
+        """Return the modes of the terminal that `termios.ECHO` is one of."""
+        modes: int = termios.tcgetattr(self._user)[3]
+        return modes
+
     def read(self, seconds: float) -> bool:
         """Read output for `seconds`; return False once the program has closed its end."""
         deadline = time.monotonic() + seconds

@@ -6,6 +6,7 @@ import json
 import os
 import select
 import signal
+import termios
 
 import pytest
 
@@ -135,6 +136,12 @@ def test_ctrl_c_detaches_and_the_run_continues(shell: CommandLine) -> None:
     assert f"tfcluster down {run.id[-4:]}" in said
     assert "Traceback" not in said
     assert len(family.living()) == 6
+    for command in ("attach", "top"):
+        with screen(shell, command) as shown:
+            wait_for(lambda: shown.read(0.1) and not shown.local_modes() & termios.ECHO)
+            shown.process.terminate()
+            assert shown.read_all() == 143, shown.seen
+            assert shown.local_modes() & termios.ECHO, command
     run.down()
 
 

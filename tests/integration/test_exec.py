@@ -59,9 +59,9 @@ def test_a_command_beside_a_task_with_pipes_and_with_a_terminal(shell: CommandLi
         assert "no task is named" in shell.run("exec", run.run_id, "--", "ls").err
 
         with screen(shell, "exec", "worker:1", rows=33, columns=111) as window:
-            before = termios.tcgetattr(window._user)[3]
+            before = window.local_modes()
             wait_for(lambda: (window.read(0.1) and b"$" in window.seen) or b"#" in window.seen)
-            assert not termios.tcgetattr(window._user)[3] & termios.ECHO, "it is raw"
+            assert not window.local_modes() & termios.ECHO, "it is raw"
             window.type(b"stty size; echo $TFCLUSTER_TASK $((6*7)); sleep 600\r")
             wait_for(lambda: window.read(0.1) and b"worker:1 42" in window.seen)
             assert b"33 111" in window.seen
@@ -69,7 +69,7 @@ def test_a_command_beside_a_task_with_pipes_and_with_a_terminal(shell: CommandLi
             window.type(b"\x03stty size; exit 5\r")  # Ctrl-C ends `sleep`, not the command
             assert window.read_all() == 5, window.seen
             assert b"44 122" in window.seen
-            assert termios.tcgetattr(window._user)[3] == before
+            assert window.local_modes() == before
 
         # What it has started ends with the user's command, however that ends.
         script = "setsid sleep 600 & echo $!; sleep 600"

@@ -34,6 +34,7 @@ from tfcluster.rundir.task_logs import end_of_lines, find_label, newest_attempts
 from tfcluster.ui import history
 from tfcluster.ui.follow import Leaving, RunView, line_style_for
 from tfcluster.ui.formats import plural
+from tfcluster.ui.job_control import tidied_at_end
 from tfcluster.ui.log_excerpt import excerpt
 from tfcluster.ui.merged_logs import LineStyle, LogFilter, MergedLogs
 from tfcluster.ui.overview import LiveRuns, describe, watch
@@ -218,9 +219,9 @@ def attach(
         ),
     )
     try:
-        view.run(is_over=job_watch.WatchedState(paths).is_over)
+        with tidied_at_end(terminal):
+            view.run(is_over=job_watch.WatchedState(paths).is_over)
     except KeyboardInterrupt:
-        terminal.clear_footer()
         short = state.run[-4:] + option_of(paths, (state.job or {}).get("backend", ""))
         terminal.say_wrapped(
             f"detached; {state.run} keeps running: `tfcluster attach {short}` shows it again,"

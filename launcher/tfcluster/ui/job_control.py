@@ -14,10 +14,11 @@ import sys
 import termios
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, Final
 
+from tfcluster.ui.raw_terminal import leave
 from tfcluster.ui.terminal import Terminal
 
 _CLEARING_S: Final = 0.3
@@ -96,6 +97,22 @@ class Keyboard:
         with contextlib.suppress(OSError):
             return os.tcgetpgrp(fd) == os.getpgrp()
         return False
+
+
+@contextlib.contextmanager
+def tidied_at_end(terminal: Terminal) -> Iterator[None]:
+    """Remove the footer after the block, which SIGTERM and SIGHUP end like any other error."""
+    before = {
+        number: signal.signal(number, leave)
+        for number in (signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(number) is not signal.SIG_IGN
+    }
+    try:
+        yield
+    finally:
+        terminal.clear_footer()
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class JobControl:

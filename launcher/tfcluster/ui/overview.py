@@ -14,7 +14,7 @@ from tfcluster.rundir.figures import figures_of
 from tfcluster.rundir.paths import RunPaths, home
 from tfcluster.rundir.registry import run_folders
 from tfcluster.rundir.snapshot import RunSnapshot
-from tfcluster.ui.job_control import JobControl, Keyboard
+from tfcluster.ui.job_control import JobControl, Keyboard, tidied_at_end
 from tfcluster.ui.panels import runs_grid
 from tfcluster.ui.render import part_texts
 from tfcluster.ui.terminal import Terminal
@@ -67,14 +67,13 @@ def watch(runs: LiveRuns, terminal: Terminal) -> None:
     job_control = JobControl(terminal, keyboard, lambda: None)
     job_control.install()
     try:
-        with contextlib.suppress(KeyboardInterrupt):
+        with tidied_at_end(terminal), contextlib.suppress(KeyboardInterrupt):
             while True:
                 job_control.stop_if_asked()
                 terminal.show_footer(_lines(runs.read(), *terminal.footer_size))
                 if "q" in keyboard.read(_REFRESH_S).lower():
                     break
     finally:
-        terminal.clear_footer()
         keyboard.release()
         job_control.restore()
 

@@ -31,7 +31,7 @@ class RawTerminal:
 
     def __enter__(self) -> Self:
         self._before = termios.tcgetattr(self._descriptor)
-        handlers = {signal.SIGWINCH: self._note_size, signal.SIGTERM: _leave, signal.SIGHUP: _leave}
+        handlers = {signal.SIGWINCH: self._note_size, signal.SIGTERM: leave, signal.SIGHUP: leave}
         for number, handler in handlers.items():
             self._handlers[number] = signal.signal(number, handler)
         tty.setraw(self._descriptor, termios.TCSADRAIN)
@@ -53,5 +53,6 @@ class RawTerminal:
             os.write(self._resized, b"!")
 
 
-def _leave(number: int, _frame: FrameType | None) -> None:
+def leave(number: int, _frame: FrameType | None) -> None:
+    """Handle a signal: end as a shell says it, after the blocks that tidy the terminal up."""
     sys.exit(128 + number)
