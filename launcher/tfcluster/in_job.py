@@ -17,7 +17,7 @@ from tfcluster.api import make_launch
 from tfcluster.backends import past_runs
 from tfcluster.coordinator import on_end
 from tfcluster.coordinator.foreground import RunSession
-from tfcluster.coordinator.launch import END_ANNOUNCED, SIGNALS, open_folder, signals_held_back
+from tfcluster.coordinator.launch import SIGNALS, open_folder, signals_held_back
 from tfcluster.coordinator.submitting import take_over
 from tfcluster.discovery import planning
 from tfcluster.errors import TfclusterError
@@ -44,7 +44,7 @@ def main(folder: str) -> int:
         launch = make_launch(planning.plan(paths), options)
     except TfclusterError as error:  # the environment or the files have changed meanwhile
         return _end(paths, Outcome.of(error))
-    with signals_held_back(END_ANNOUNCED):
+    with signals_held_back():
         session = RunSession(launch, paths)
         end = session.run(lambda plan: None)
     if end.outcome.error is not None:

@@ -120,6 +120,8 @@ def test_ctrl_c_on_the_terminal_stops_the_run_and_no_task_sees_it(shell: Command
     shell.script("family.py", FAMILY)
     with screen(shell, "run", "-n", "2", "--name", "r", "family.py", columns=60) as shown:
         wait_for(lambda: shown.read(0.1) and shown.seen.count(b"family") >= 2)
+        for pid in (shown.process.pid, shell.state()["pid"]):
+            os.kill(pid, signal.SIGUSR1)  # Slurm's, to all processes of an interactive step
         shown.type(b"\x03")
         code = shown.read_all()
 

@@ -30,7 +30,14 @@ from typing import Any, BinaryIO, NoReturn
 
 from tfcluster.coordinator.coordinator import Coordinator
 from tfcluster.coordinator.foreground import RunSession, find_interrupted, stop_by
-from tfcluster.coordinator.launch import SIGNALS, End, Launch, Watcher, signals_held_back
+from tfcluster.coordinator.launch import (
+    END_ANNOUNCED,
+    HELD_BACK,
+    End,
+    Launch,
+    Watcher,
+    signals_held_back,
+)
 from tfcluster.errors import NodeLostError, TfclusterError
 from tfcluster.plans.plan import Plan, TaskId
 from tfcluster.rundir.events import Event
@@ -80,8 +87,9 @@ class Background:
 
     @contextlib.contextmanager
     def in_foreground(self, *more: signal.Signals) -> Iterator[None]:
-        """Pass Ctrl-C, SIGTERM and `more` on to the background process while the block runs."""
-        passed_on = (signal.SIGINT, signal.SIGTERM, *more)
+        """Pass Ctrl-C, SIGTERM, the end that a scheduler announces, and `more` on to the background
+        process while the block runs."""
+        passed_on = (signal.SIGINT, signal.SIGTERM, END_ANNOUNCED, *more)
         before = [(number, signal.signal(number, self._pass_on)) for number in passed_on]
         signal.pthread_sigmask(signal.SIG_UNBLOCK, passed_on)
         try:
@@ -92,7 +100,7 @@ class Background:
                 signal.signal(number, handler)
 
     def _pass_on(self, number: int, frame: object) -> None:
-        self.was_signalled = True
+        self.was_signalled |= number != END_ANNOUNCED
         if self.identity.is_alive():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.identity.pid, number)
@@ -217,7 +225,7 @@ def _spawn(launch: Launch, writer: int) -> str:
 
 def serve_spawned(writer: int) -> NoReturn:
     """Run the launch on stdin in a child of this process, which a starter with threads started."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)
     _serve(pickle.load(sys.stdin.buffer), writer)
 
 

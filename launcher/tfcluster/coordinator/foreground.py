@@ -142,7 +142,7 @@ class RunSession:
         handles_signals: bool = True,
         beside: Callable[[Coordinator], AbstractContextManager[None]] | None = None,
     ) -> End:
-        """Run to the end; SIGINT, SIGTERM and SIGHUP stop, a second one kills.
+        """Run to the end; SIGINT, SIGTERM and SIGHUP stop, a later one kills.
 
         To be called in `signals_held_back`, like the constructor, unless `handles_signals` is
         False, as outside the main thread. `beside` is entered in the coordinator's loop.
@@ -319,7 +319,9 @@ def _handling_signals(coordinator: Coordinator) -> Iterator[None]:
     }
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         del handled[signal.SIGHUP]  # in the background or under nohup: outlives its terminal
-    if coordinator.job is not None:  # its scheduler sends them
+    # A scheduler sends it to all processes of a step, also to those of a run on other nodes.
+    handled[END_ANNOUNCED] = lambda: None
+    if coordinator.job is not None:
         for number in (signal.SIGTERM, END_ANNOUNCED):
             handled[number] = partial(coordinator.end_job, number)
     for number, handler in handled.items():

@@ -36,6 +36,7 @@ SIGNALS = {
 }
 END_ANNOUNCED = signal.SIGUSR1
 """The signal by which a scheduler says that the time of a job is nearly over."""
+HELD_BACK = (*SIGNALS, END_ANNOUNCED)
 _REPEAT_S = 1.0
 _repeated_until = 0.0
 
@@ -153,14 +154,14 @@ def open_folder(paths: RunPaths) -> RunSnapshot:
 
 
 @contextlib.contextmanager
-def signals_held_back(*more: signal.Signals) -> Iterator[None]:
-    """Block SIGINT, SIGTERM, SIGHUP and `more`, except while a run handles them.
+def signals_held_back() -> Iterator[None]:
+    """Block the signals of a run, except while it handles them.
 
     A signal between the making of the folder and the first turn of the loop would leave a run
     that never started and never ended.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {*SIGNALS, *more})
-    handlers = {number: signal.getsignal(number) for number in SIGNALS}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)
+    handlers = {number: signal.getsignal(number) for number in HELD_BACK}
     try:
         yield
     finally:

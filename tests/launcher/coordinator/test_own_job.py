@@ -6,6 +6,7 @@ import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from tests.launcher.coordinator.scripted import (
 
 from tfcluster.backends import jobs
 from tfcluster.backends.jobs import Ending, OwnJob
+from tfcluster.coordinator import foreground, launch
 from tfcluster.coordinator.foreground import RunSession, count_vain_starts, find_interrupted
 from tfcluster.coordinator.gathering import NOTHING, RunGathering
 from tfcluster.coordinator.launch import End, Launch
@@ -38,7 +40,7 @@ from tfcluster.rundir.events import (
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.run_writer import RunWriter
 from tfcluster.rundir.states import Status
-from tfcluster.supervision.decisions import Outcome
+from tfcluster.supervision.decisions import Outcome, StopRequest
 
 PREEMPTED = Ending("preempted", comes_back=True)
 TIME_OVER = Ending("its time limit is over")
@@ -283,3 +285,18 @@ def test_a_lost_node_has_its_own_limit(tmp_path: Path) -> None:
     assert count_vain_starts(state, NOTHING) == 1
     state.restarts[-1]["counts"] = False
     assert count_vain_starts(state, NOTHING) == 2
+
+
+def test_a_signal_to_all_processes_of_a_run_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The starter at a terminal passes it on, too; a later one, or a second Ctrl-C, kills."""
+    stops: list[StopRequest] = []
+    coordinator: Any = SimpleNamespace(stop=stops.append)
+    clock = [1000.0]
+    monkeypatch.setattr(launch, "_repeated_until", 0.0)
+    monkeypatch.setattr(launch, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGINT):
+        foreground.stop_by(coordinator, number)
+    assert [stop.why for stop in stops] == ["SIGTERM", "Ctrl-C", "Ctrl-C"]
+    clock[0] += 2
+    foreground.stop_by(coordinator, signal.SIGTERM)
+    assert stops[3:] == [launch.SIGNALS[signal.SIGTERM]]
