@@ -10,10 +10,9 @@ import os
 import resource
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from tfcluster import kinds, run_handle
 from tfcluster.coordinator.exit_delay import delaying_exit
@@ -32,8 +31,6 @@ if TYPE_CHECKING:
 
 _OPEN_FILES, _OPEN_FILES_OF_A_TASK = 20, 4
 """The least that an agent needs; with less it cannot even say so."""
-LEASE_S: Final = 3600.0
-"""``supervision.lease_s`` of a background run on other machines, unless the spec sets it."""
 
 SpecSource = str | os.PathLike[str] | Mapping[str, Any]
 """A spec: the path of its file, or its value, whose paths are relative to the current folder."""
@@ -340,12 +337,12 @@ def make_launch(
     SetupError for a limit on open files that is too low, InterpreterError without a TensorBoard,
     and the first obstacle of the plan.
     """
-    from tfcluster.coordinator.launch import Launch
+    from tfcluster.coordinator.launch import Launch, with_lease
     from tfcluster.plans.context import LOCAL
     from tfcluster.preflight import rules
     from tfcluster.rundir.chaos import parse
 
-    plan = rules.require_plan(planned)
+    plan, spec = rules.require_plan(planned), planned.spec_to_keep()
     _require_open_files(sum(task.node == LOCAL for task in plan.tasks))
     is_submitted = _is_submitted(plan.nodes[0].backend, options)
     faults = parse(options.chaos, plan) if options.chaos else ()
@@ -354,7 +351,7 @@ def make_launch(
 
         plan = keep_warm(plan, planned.spec.runtime.warm_s)
     if options.detach and not is_submitted:
-        plan = with_lease(replace(planned, plan=plan))
+        plan = with_lease(plan, spec)
     if options.metrics_file is not None:
         _require_folder(options.metrics_file)
     tensorboard_python = None
@@ -364,7 +361,7 @@ def make_launch(
         tensorboard_python = choose_python([plan])
     return Launch(
         plan,
-        planned.spec_to_keep(),
+        spec,
         spec_folder=planned.context.spec_dir,
         options=options,
         faults=faults,
@@ -411,16 +408,3 @@ def require_scheduler(plan: Plan) -> None:
         raise UsageError(
             f"--submit: {backend} has no jobs", fix="name a scheduler: --backend slurm"
         )
-
-
-def with_lease(planned: Planned) -> Plan:
-    """Return the plan with the lease of background runs where tasks run on other machines.
-
-    The coordinator may be a laptop that goes to sleep, which must not end training elsewhere.
-    """
-    plan = planned.plan
-    capabilities = [node.capabilities for node in plan.nodes]
-    sleeps_apart = any(each.has_lease and not each.on_one_machine for each in capabilities)
-    if "lease_s" in planned.spec.supervision.model_fields_set or not sleeps_apart:
-        return plan
-    return replace(plan, supervision=replace(plan.supervision, lease_s=LEASE_S))

@@ -72,6 +72,7 @@ class Agent:
         self._actions: dict[type[msg.Order], Callable[[Any], None]] = {
             msg.HoldPorts: self._hold_ports,
             msg.Preload: self._preloader.begin,
+            msg.SetLease: self._link.set_lease,
             msg.Start: self._runner.start_all,
             msg.Stop: self._runner.stop,
             msg.Signal: self._runner.signal,

@@ -125,6 +125,10 @@ class Start(Order):
     cluster: Json = EMPTY
     """Job → addresses: `cluster` in the TF_CONFIG of each task, sent once for all of a node."""
 
+class SetLease(Order):
+    """A longer lease, for a run that goes on in the background."""
+    lease_s: float
+
 class Preload(Order):
     """Answered by `PreloadReady` or `PreloadFailed`."""
     process: Process

@@ -365,12 +365,14 @@ class _ShownRun:
             terminal.emit_json({"run": run, "folder": str(self._paths.root)})
         else:
             terminal.out(run)
+        from tfcluster.coordinator.launch import with_lease
+
         short = run[-4:]
         terminal.say_wrapped(
             f"the run continues in the background: `tfcluster attach {short}` shows it,"
             f" `tfcluster down {short}` stops it"
         )
-        _say_lease(self._launch.plan, terminal)
+        _say_lease(with_lease(self._launch.plan, self._launch.spec), terminal)
 
     def ask(self, question: str) -> bool:
         """Show a question, or take it away (""); return False without a terminal."""

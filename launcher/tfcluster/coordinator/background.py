@@ -293,6 +293,7 @@ def _with_starter(starter: int, run_writer: RunWriter, coordinator: Coordinator)
             return
         loop.remove_signal_handler(signal.SIGHUP)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        coordinator.go_to_background()
         run_writer.state.background = True
         run_writer.mark_changed()
         run_writer.save()

@@ -24,7 +24,7 @@ from tfcluster.coordinator.curves.tensorboard_files import RunCurves
 from tfcluster.coordinator.curves.tensorboard_server import beside_run
 from tfcluster.coordinator.external_peers import follow_peers
 from tfcluster.coordinator.gathering import RunGathering
-from tfcluster.coordinator.launch import Launch
+from tfcluster.coordinator.launch import Launch, with_lease
 from tfcluster.coordinator.loop import Loop, RunLoop, RunOver
 from tfcluster.coordinator.lost_nodes import LostNodes
 from tfcluster.coordinator.metrics_file import MetricsFile
@@ -50,13 +50,14 @@ from tfcluster.rundir import chaos, control, heartbeat
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.events import Event
 from tfcluster.rundir.figures import SPEEDS, follows, state_json
-from tfcluster.rundir.run_writer import RunWriter
+from tfcluster.rundir.run_writer import RunWriter, write_json
 from tfcluster.rundir.states import Status
 from tfcluster.rundir.task_logs import last_line, last_output, last_text
 from tfcluster.supervision import decisions as do
 from tfcluster.supervision.decisions import Outcome, StopRequest
 from tfcluster.supervision.restarting import REACH_S
 from tfcluster.supervision.supervisor import Supervisor
+from tfcluster.typed_json import to_json
 
 _SHOWN = 3
 _SHOW_EVERY_S = 1.0
@@ -146,6 +147,14 @@ class Coordinator:
                 self._put_event(ev.Gathering(**facts))
         else:
             self._hub.put(lambda: self._supervisor.stop(stop, self._now()))
+
+    def go_to_background(self) -> None:
+        """Give the nodes the lease of a run whose starter has left it."""
+        plan = with_lease(self._launch.plan, self._launch.spec)
+        if plan is not self._launch.plan:
+            self._hub.set_lease(plan.supervision.lease_s)
+            with contextlib.suppress(OSError):  # `down` of a lost run expects an earlier end
+                write_json(self.paths.plan, to_json(plan))
 
     def scale_to(self, workers: int) -> str:
         """Restart the gang with this number of workers; return a sentence, or raise UsageError."""

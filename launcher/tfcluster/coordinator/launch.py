@@ -10,10 +10,10 @@ import contextlib
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from tfcluster.rundir import fold, registry, run_writer
 from tfcluster.rundir.paths import RunPaths, home, runtime_dir
@@ -36,6 +36,8 @@ SIGNALS = {
 }
 END_ANNOUNCED = signal.SIGUSR1
 """The signal by which a scheduler says that the time of a job is nearly over."""
+LEASE_S: Final = 3600.0
+"""``supervision.lease_s`` of a background run on other machines, unless the spec sets it."""
 HELD_BACK = (*SIGNALS, END_ANNOUNCED)
 _REPEAT_S = 1.0
 _repeated_until = 0.0
@@ -131,6 +133,18 @@ def make_folder(launch: Launch) -> tuple[RunPaths, RunSnapshot]:
     state.background = launch.options.detach
     state.tracker_group = _tracker_group(launch, paths.run_id)
     return paths, state
+
+
+def with_lease(plan: Plan, spec: Mapping[str, Any]) -> Plan:
+    """Return the plan with the lease of background runs where tasks run on other machines.
+
+    The coordinator may be a laptop that goes to sleep, which must not end training elsewhere.
+    """
+    capabilities = [node.capabilities for node in plan.nodes]
+    sleeps_apart = any(each.has_lease and not each.on_one_machine for each in capabilities)
+    if "lease_s" in (spec.get("supervision") or {}) or not sleeps_apart:
+        return plan
+    return replace(plan, supervision=replace(plan.supervision, lease_s=LEASE_S))
 
 
 def _tracker_group(launch: Launch, run_id: str) -> str:

@@ -10,6 +10,7 @@ import contextlib
 import secrets
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path, PurePath
 from posixpath import dirname
@@ -254,6 +255,7 @@ class Hub:
         that are started by hand, too.
         """
         await self.drop(node.name)  # fencing: a local agent's tasks do not outlive this
+        lease_s = self._lease_s
         link = await self._nodes[node.backend].connect(
             node,
             token=secrets.token_hex(16),
@@ -262,6 +264,8 @@ class Hub:
         name = node.name
         self._links[name], self._capabilities[name] = link, node.capabilities
         self._ended.discard(name)
+        if self._lease_s != lease_s:
+            self._send_lease(name)
         if node.warm is not None:
             self._warm.add(name)
         self._sites[name] = site_of(name, self._paths, link.welcome)
@@ -273,6 +277,21 @@ class Hub:
         border = self._borders.setdefault(name, NodeBorder(tasks, clock, by_hand))
         self._on_message(name, link.welcome)
         self._background.create_task(self._listen(name, link, border))
+
+    def set_lease(self, lease_s: float) -> None:
+        """Have agents outlive this process for a longer time, also those that are started later."""
+        self._lease_s = lease_s
+        for nodes in self._nodes.values():
+            nodes.run = replace(nodes.run, lease_s=lease_s)
+        for name in self._links:
+            self._send_lease(name)
+        self.wake()
+
+    def _send_lease(self, node: str) -> None:
+        link = self._links[node]
+        if link.lease_s is not None:
+            link.lease_s = self._lease_s
+            self.send(node, msg.SetLease(lease_s=self._lease_s))
 
     async def _listen(self, node: str, link: AgentLink, border: NodeBorder) -> None:
         """Pass on each accepted message but logs, until the link ends."""

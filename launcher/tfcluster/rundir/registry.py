@@ -262,7 +262,8 @@ def is_open(snapshot: RunSnapshot) -> bool:
 
 def is_being_closed(paths: RunPaths, snapshot: RunSnapshot) -> bool:
     """Return whether the coordinator of a run that is over still uses its folder (`on_end`)."""
-    if not snapshot.status.is_final or not paths.reserve.exists():
+    is_over = snapshot.status.is_final and snapshot.status is not Status.LOST
+    if not is_over or not paths.reserve.exists():
         return False
     is_alive = coordinator_of(snapshot).is_alive()
     if is_alive is not None:

@@ -434,7 +434,8 @@ class Supervision(Section):
     )
     lease_s: Deadline = documented(
         60.0,
-        "A node that does not answer for this long is lost; default with `-d` on other hosts: 1h.",
+        "A node that does not answer for this long is lost; default in the background (`-d`, key "
+        "`d`) on other hosts: 1h.",
         "5m",
     )
     min_workers: Count | None = documented(

@@ -76,7 +76,7 @@ class AgentLink:
         connection is dialled again, or None for never; `patience_s` is then how many seconds the
         agent may hang, or None for no limit.
         """
-        self._dial, self._hello, self._lease_s = dial, hello, lease_s
+        self._dial, self._hello, self.lease_s = dial, hello, lease_s
         self._patience_s = patience_s
         self._agent = agent or AgentHandle()
         self.heard_at = 0.0
@@ -101,7 +101,7 @@ class AgentLink:
     async def open(self) -> None:
         """Dial the agent and exchange hellos. Raises OSError, ProtocolError or HelloRefused."""
         self._tasks = [asyncio.create_task(self._receive(await self._connect()))]
-        if self._lease_s is not None:
+        if self.lease_s is not None:
             self._tasks.append(asyncio.create_task(self._ping()))
         elif self._patience_s is not None:
             self._tasks.append(asyncio.create_task(self._watch_local_agent(self._patience_s)))
@@ -126,7 +126,7 @@ class AgentLink:
     async def send(self, order: msg.Order) -> None:
         """Number, keep and send an order. Raises ConnectionError if the link is lost for good."""
         encoded = self._session.number(order.to_json())
-        if self._writer is None and (self._lease_s is None or self._is_closing):
+        if self._writer is None and (self.lease_s is None or self._is_closing):
             raise ConnectionError("the agent is gone")
         self._has_sent_shutdown = self._has_sent_shutdown or isinstance(order, msg.Shutdown)
         if self._agent.can_kill and isinstance(order, msg.Stop | msg.Shutdown):
@@ -167,12 +167,12 @@ class AgentLink:
     async def close(self, *, keeps_folders: bool = False) -> None:
         """Close the connection, which ends a local agent, and wait until the agent is gone."""
         self._is_closing = True
-        if self._writer is not None and self._lease_s is None:
+        if self._writer is not None and self.lease_s is None:
             with contextlib.suppress(OSError, RuntimeError):
                 self._writer.write_eof()
-        if self._tasks and (self._lease_s is None or self._has_sent_shutdown):
+        if self._tasks and (self.lease_s is None or self._has_sent_shutdown):
             # The agent reports its last exits before it closes its own end.
-            patience = CLOSE_S if self._lease_s is None else HELLO_TIMEOUT_S
+            patience = CLOSE_S if self.lease_s is None else HELLO_TIMEOUT_S
             await asyncio.wait(self._tasks[:1], timeout=patience)
         for task in self._tasks:
             task.cancel()
@@ -185,7 +185,7 @@ class AgentLink:
 
     async def _connect(self) -> Connection:
         reader, writer = await self._dial()
-        is_fresh = self._lease_s is not None and not self.welcome.pid
+        is_fresh = self.lease_s is not None and not self.welcome.pid
         try:
             async with asyncio.timeout(FIRST_HELLO_S if is_fresh else HELLO_TIMEOUT_S):
                 hello = replace(
@@ -285,20 +285,20 @@ class AgentLink:
             # not block the coordinator. Only files wait until there is room.
             self._writer.write(frame)
         except (OSError, RuntimeError) as error:
-            if self._lease_s is None:
+            if self.lease_s is None:
                 raise ConnectionError("the agent is gone") from error
 
     async def _reconnect(self, pause_s: float) -> Connection | None:
         """Dial again after `pause_s`; report the cut only if a short wait does not show that the
         agent is gone."""
-        if self._lease_s is None or self._is_closing:
+        if self.lease_s is None or self._is_closing:
             return None
-        redial = asyncio.create_task(self._redial(self._lease_s, pause_s))
+        redial = asyncio.create_task(self._redial(self.lease_s, pause_s))
         try:
             await asyncio.wait([redial], timeout=CUT_REPORT_S)
             if not redial.done() or redial.result() is not None:
                 loss = self._agent.loss
-                self._deliver(LinkCut(lease_s=self._lease_s, why=loss.reason if loss else None))
+                self._deliver(LinkCut(lease_s=self.lease_s, why=loss.reason if loss else None))
             return await redial
         finally:
             redial.cancel()
@@ -317,7 +317,7 @@ class AgentLink:
 
     def _next_pause(self, pause_s: float) -> float:
         """Return the pause after one of `pause_s`; several of them fit into the lease."""
-        most_s = min(LONGEST_REDIAL_S, (self._lease_s or 0.0) / 8)
+        most_s = min(LONGEST_REDIAL_S, (self.lease_s or 0.0) / 8)
         return min(most_s, max(REDIAL_S, 2 * pause_s))
 
     async def _ping(self) -> None:

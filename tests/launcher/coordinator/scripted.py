@@ -11,9 +11,10 @@ import contextlib
 import selectors
 import socket
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from tfcluster.node_loss import NodeLoss
 from tfcluster.plans.plan import NodePlan, Plan, Supervision
 from tfcluster.rundir import fold
 from tfcluster.rundir.chaos import Fault
+from tfcluster.rundir.events import Event
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.registry import this_process
 from tfcluster.rundir.run_writer import RunWriter
@@ -311,15 +313,20 @@ def perform(
     *,
     faults: Sequence[Fault] = (),
     job: OwnJob | None = None,
+    react: Callable[[Coordinator, Event], None] = lambda coordinator, event: None,
 ) -> Ended:
-    """Run `plan` to its end."""
+    """Run `plan` to its end; `react` is called with each event."""
     launch = Launch(plan, {}, options=LaunchOptions(runs_preflight=False), faults=faults)
     with asyncio.Runner(loop_factory=FastLoop) as runner:
-        return runner.run(_perform(launch, agents, paths, job))
+        return runner.run(_perform(launch, agents, paths, job, react))
 
 
 async def _perform(
-    launch: Launch, agents: Mapping[str, Agent], paths: RunPaths, job: OwnJob | None
+    launch: Launch,
+    agents: Mapping[str, Agent],
+    paths: RunPaths,
+    job: OwnJob | None,
+    react: Callable[[Coordinator, Event], None],
 ) -> Ended:
     run_gathering = SlowGathering(launch.plan, paths)
     run_gathering.agents = agents
@@ -335,6 +342,7 @@ async def _perform(
 
     with closing(RunWriter(state, paths)) as run_writer:
         coordinator = Coordinator(launch, run_writer, run_gathering, open_nodes=open_nodes, job=job)
+        run_writer.listeners.append(partial(react, coordinator))
         outcome = await coordinator.run()
     serving = [task for agent in agents.values() for task in agent.serving]
     for task in serving:

@@ -229,6 +229,10 @@ class CoordinatorLink:
         if self._lease_s is None or self._check_lease():
             self._last_heard, self.clock.stopped_s = time.monotonic(), 0.0
 
+    def set_lease(self, order: msg.SetLease) -> None:
+        if self._lease_s is not None:
+            self._lease_s = order.lease_s
+
     def _check_lease(self) -> bool:
         """Return whether the lease holds; if not, end, or first ask a coordinator that may have
         been stopped as well.

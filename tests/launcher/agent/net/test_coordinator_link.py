@@ -129,6 +129,17 @@ def test_pings_renew_the_lease(new_rig: NewRig) -> None:
     assert is_alive(pid)
 
 
+def test_a_longer_lease_outlasts_the_first(new_rig: NewRig) -> None:
+    rig = new_rig(lease_s=1.0)
+    pid = rig.start("sleep", "60")["pid"]
+    rig.peer.send("set_lease", lease_s=60.0)
+    rig.peer.send("take_stacks", tasks=["worker:0"])
+    rig.peer.take("stacks")  # it has carried out the order before
+    time.sleep(2.0)
+    assert is_alive(pid)
+    rig.shut_down()
+
+
 LEASE_S = 3.0
 
 
