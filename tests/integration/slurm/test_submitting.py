@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -9,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 from tests.integration import user_session
-from tests.integration.hosts.office import Run, numbered, one, until
+from tests.integration.hosts.office import COUNT, Run, numbered, one, until
 from tests.lab.slurm import SlurmCluster
 
 from .conftest import own_cluster
@@ -87,9 +88,15 @@ def job_of(run: Run) -> str:
 
 
 def test_a_run_waits_in_the_queue_and_is_watched_to_its_end(site: Site, queue: str) -> None:
-    spec = site.spec()
+    secrets = {"runtime": {"hosts": {"*": {"env": {"DB_PASSWORD": "s3cret-value"}}}}}
+    webhook = {"supervision": {"on_end": "https://127.0.0.1:9/s3cret-hook"}}
+    site.write("config.yaml", json.dumps({"default": {**secrets, **webhook}}))
+    shows = "import os; print(len(os.environ['DB_PASSWORD']), 'TFCLUSTER_ON_END' in os.environ)\n"
+    spec = site.spec(f"{shows}{COUNT}")
     site.write("said", "")
-    run = site.up(spec, SUBMIT, within=TEE)
+    run = site.up(
+        spec, SUBMIT, within=TEE, env={"TFCLUSTER_CONFIG": str(site.desk / "config.yaml")}
+    )
     until(lambda: "queued: Resources" in (site.desk / "said").read_text(), "the reason")
     listed = until(lambda: (row := said(site, "ps")) and "Resources" in row and row, "its reason")
     assert "queued" in listed
@@ -100,7 +107,11 @@ def test_a_run_waits_in_the_queue_and_is_watched_to_its_end(site: Site, queue: s
         assert run.said.count(line) >= 1, run.said
     for task in WORKERS:
         lines = [line for line in run.said.splitlines() if line.startswith(f"{task} │")]
-        assert lines == [f"{task} │ {line}" for line in numbered(20)]
+        assert lines == [f"{task} │ {line}" for line in ("12 False", *numbered(20))]
+    (warning,) = until(lambda: run.state()["warnings"], "the failure of the webhook")
+    assert warning.startswith("supervision.on_end: 127.0.0.1: "), "it had the whole URL"
+    for path in run.folder.rglob("*"):
+        assert not path.is_file() or b"s3cret" not in path.read_bytes(), path
     # The coordinator removes its note after it has recorded the end, at which `up` ends.
     noted = site.cluster.home("ann") / ".local/state/tfcluster/leftovers"
     until(lambda: not list(noted.iterdir()), "the end of the note of the run's job")
