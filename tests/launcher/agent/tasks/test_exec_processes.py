@@ -198,10 +198,10 @@ def test_a_command_that_a_hung_disk_keeps_from_its_start_is_not_waited_for(
     task = cast("Task", SimpleNamespace(name="worker:0", order=order))
     monkeypatch.setattr(os, "chdir", lambda _: time.sleep(600))  # in the child of the fork
     with selectors.DefaultSelector() as selector:
-        commands = ExecProcesses(MagicMock(), selector, link)
+        commands = ExecProcesses(recorder := MagicMock(), selector, link)
         commands.start(msg.Exec(id=1, task="worker:0", argv=["true"], terminal=None), task)
         assert not sent
         commands.end(1)
-        commands.note_end(*os.wait())
+        commands.note_end(*os.waitpid(recorder.add_group.call_args.args[0], 0))
         commands.finish_ended(lambda: None)
     assert sent[-1] == msg.ExecEnded(id=1, exit_code=None, signal=9, task_has_ended=False)
