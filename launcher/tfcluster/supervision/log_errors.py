@@ -15,19 +15,25 @@ _PEER_IS_LOST = re.compile(
     r"|set to ERROR in coordination service|Coordination agent is set to ERROR"
     r"|cluster check alive failed|Restart your program to reset"
     r"|Terminating process because the \w+ (?:distributed service )?detected"
+    r"|Shutdown barrier in coordination service has failed"
+    r"|remote process exited or there was a network error"
 )
 """tensorflow/core/common_runtime/base_collective_executor.cc, coordination_service.cc (also in
-tsl and xla), coordination_service_agent.cc, grpc_server_lib.cc."""
+tsl and xla), coordination_service_agent.cc, grpc_server_lib.cc; NCCL's ncclRemoteError."""
+_GLOO = re.compile(r"\bgloo/\S+\] .*(?:by peer|Broken pipe|[Tt]imed? ?out|Connection refused)")
+"""Errors of Gloo, which JAX and torch use on CPUs (gloo/transport/tcp/pair.cc); torch raises a
+RuntimeError with the message."""
 _CONNECTION_BROKE = re.compile(
     r"Socket closed|Connection reset by peer|GOAWAY received|failed to connect to all addresses"
 )
 _RUNTIME_CONNECTION = re.compile(r"grpc_message|StartAbort|UNAVAILABLE:|Additional GRPC error")
 _RUNTIME_ERROR = re.compile(
     r"(?:.*\.)?(?:(?:Unavailable|Aborted|Internal|Cancelled|DeadlineExceeded|Unknown"
-    r"|FailedPrecondition|InvalidArgument|OutOfRange|NotFound)Error"
+    r"|FailedPrecondition|InvalidArgument|OutOfRange|NotFound|JaxRuntime|XlaRuntime"
+    r"|Dist(?:Backend|Network|Store)?)Error"
     r"|_InactiveRpcError|_MultiThreadedRendezvous)"
 )
-"""Exceptions of TensorFlow and gRPC; a user's ValueError may quote anything."""
+"""Exceptions of TensorFlow, gRPC, JAX and torch; a user's ValueError may quote anything."""
 _ROOT_ERRORS = re.compile(r"^\d+ root error\(s\) found\.$", re.MULTILINE)
 _ROOT_ERROR = re.compile(r"^\s*\(\d+\)\s", re.MULTILINE)
 _TRACEBACK = "Traceback (most recent call last)"
@@ -192,7 +198,7 @@ def tail(log: str) -> str:
 
 
 def is_lost_peer_error(raised: RaisedError, traceback: str = "") -> bool:
-    """Return whether an exception means that TensorFlow lost another task.
+    """Return whether an exception means that TensorFlow, JAX or torch lost another task.
 
     This includes an exception of the user's code that was raised while such an exception was
     handled (`traceback` shows both), and a SystemExit with its message.
@@ -200,11 +206,14 @@ def is_lost_peer_error(raised: RaisedError, traceback: str = "") -> bool:
     if raised.exception == "SystemExit" and has_lost_peer_message(raised.message):
         return True
     return any(
-        _RUNTIME_ERROR.fullmatch(error.exception) is not None
-        and all(
-            _PEER_IS_LOST.search(part) or _CONNECTION_BROKE.search(part)
-            for part in _root_errors(error.message)
+        (
+            _RUNTIME_ERROR.fullmatch(error.exception) is not None
+            and all(
+                _PEER_IS_LOST.search(part) or _CONNECTION_BROKE.search(part)
+                for part in _root_errors(error.message)
+            )
         )
+        or _GLOO.search(error.message) is not None
         for error in [raised, *_handled_exceptions(traceback)]
     )
 
