@@ -81,6 +81,8 @@ _PASSED_ON = re.compile(
     r"|(?<=Collective ops is aborted by: )(?:Collective ops is aborted by: )+"
 )
 """Words that each task adds which passes an error on (base_collective_executor.cc)."""
+_DISPATCHED = re.compile(r"(?:Error dispatching computation: )+")
+"""The words that JAX adds for each step that waits for the one that failed."""
 _LAYER_NAME = re.compile(r"(Exception encountered when calling .{1,200})\.\n\s*")
 """A line of Keras that only names the layer; the next one says what is wrong."""
 _LAYER_ARGUMENTS = re.compile(r"\n+(?:Call a|A)rguments received by (?s:.*)")
@@ -257,7 +259,7 @@ def remove_noise(text: str, *, keeps_stacks: bool = False) -> str:
     `keeps_stacks`: those of graphs stay, which also have lines of the user's code.
     """
     stacks = (_NO_STACK,) if keeps_stacks else (_GRAPH, _CONVERTED)
-    for noise in (*stacks, _GRPC, _PASSED_ON, _GRAPH_NAMES, _ROOTS):
+    for noise in (*stacks, _GRPC, _PASSED_ON, _GRAPH_NAMES, _ROOTS, _DISPATCHED):
         text = noise.sub("", text)
     return _LAYER_NAME.sub(r"\1: ", text)
 

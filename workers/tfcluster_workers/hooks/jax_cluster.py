@@ -78,6 +78,12 @@ def process_count() -> int:
     return int(module.global_state.num_processes or 1) if module is not None else 1
 
 
+def process_index() -> int:
+    """Return the index of this process; 0 is the coordinator."""
+    module: Any = sys.modules.get("jax._src.distributed")
+    return int(module.global_state.process_id or 0) if module is not None else 0
+
+
 def batches_per_step() -> int:
     """Return the number of processes that each add a batch of Keras's `fit` to a global one."""
     distribution = _distribution()

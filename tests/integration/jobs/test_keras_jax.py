@@ -1,0 +1,82 @@
+"""Keras on JAX has the losses of one process on two, also after either has failed; plain loops."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from tests.documentation import unprinted
+
+from .lab import ROOT, SPECS, Lab, Trained, a_lab
+
+# Three runs of JAX.
+pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(400)]
+
+PYTHON = f"--python={ROOT / '.venv-jax/bin/python'}"
+SMALL = ("--epochs=3", "--examples=960")
+STEPS = 10
+"""Steps of an epoch."""
+FAULTS = "kill worker:1 at step 15; raise worker:0 at step 25 in attempt 2"
+LOOP = """
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+from tfcluster_workers import reporting
+
+jax.distributed.initialize()
+mesh = jax.make_mesh((jax.device_count(),), ("batch",))
+over_processes = NamedSharding(mesh, PartitionSpec("batch"))
+own = np.full(4, jax.process_index() + 1.0)
+batch = jax.make_array_from_process_local_data(over_processes, own)
+step = jax.jit(jax.grad(lambda weight, x: ((weight * x - 1) ** 2).mean()))
+weight = np.float32(0)
+for number in range(1, 6):
+    weight -= 0.1 * np.float32(step(weight, batch).addressable_data(0))
+    reporting.progress(number, total=5, metrics={"weight": float(weight)})
+print(f"weight {weight:.6f}")
+"""
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Lab]:
+    with a_lab() as made:
+        yield made
+
+
+def loss_on_tests(trained: Trained, task: str) -> list[float]:
+    return [float(loss) for loss in trained.said(task, r"^test loss (\S+)")]
+
+
+def test_two_processes_have_the_losses_of_one_although_each_of_them_fails_once(lab: Lab) -> None:
+    options = (PYTHON, "--set=supervision.backoff_s=0", "--set=supervision.restart_on_error=true")
+    up = ("up", str(SPECS / "keras-jax-2w.json"), *options)
+    alone = lab.train(*up, "--set=cluster.worker=1", "--", *SMALL)
+    assert alone.code == 0, alone.complaint()
+    two = lab.train(*up, f"--chaos={FAULTS}", "--", *SMALL)
+    assert two.code == 0, two.complaint()
+    for task in ("worker:0", "worker:1"):
+        assert two.losses(task) == pytest.approx(alone.losses(), abs=1e-4)
+        expected = loss_on_tests(alone, "worker:0")
+        assert loss_on_tests(two, task) == pytest.approx(expected, abs=1e-4)
+        steps = [(report["attempt"], report["step"]) for report in two.reports(task)]
+        first = [min(step for attempt, step in steps if attempt == number) for number in (2, 3)]
+        assert first == [STEPS + 1, 2 * STEPS + 1]
+    restarts = [(event["reason"], event["from_step"]) for event in two.of("restarting")]
+    assert restarts[0] == ("worker:1: killed by SIGKILL", STEPS)
+    assert restarts[1][0].startswith("worker:0: InjectedFault")
+    assert restarts[1][1] == 2 * STEPS
+    assert unprinted("tutorials/keras_jax.md", "test loss", two.out) == []
+    assert two.state["warnings"] == []
+    assert two.of("alert") == []
+    gathered = {event["step"] for event in two.of("checkpoint_gathered")}
+    assert {STEPS, 2 * STEPS, 3 * STEPS} <= gathered
+
+
+def test_a_plain_loop_is_found_by_its_import_and_joins_without_arguments(lab: Lab) -> None:
+    (lab.line.root / "loop.py").write_text(LOOP)
+    trained = lab.train("run", "-n2", PYTHON, str(lab.line.root / "loop.py"))
+    assert trained.code == 0, trained.complaint()
+    weights = [trained.said(f"worker:{index}", r"^weight (\S+)") for index in (0, 1)]
+    assert weights[0] == weights[1] != []
+    assert [event["step"] for event in trained.reports("worker:1")][-1] == 5
+    assert trained.of("alert") == []
