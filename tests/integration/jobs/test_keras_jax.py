@@ -9,7 +9,7 @@ from tests.documentation import unprinted
 
 from .lab import ROOT, SPECS, Lab, Trained, a_lab
 
-# Three runs of JAX.
+# Four runs of JAX.
 pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(400)]
 
 PYTHON = f"--python={ROOT / '.venv-jax/bin/python'}"
@@ -34,6 +34,25 @@ for number in range(1, 6):
     weight -= 0.1 * np.float32(step(weight, batch).addressable_data(0))
     reporting.progress(number, total=5, metrics={"weight": float(weight)})
 print(f"weight {weight:.6f}")
+"""
+ORBAX = """
+import os
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from tfcluster_workers import reporting
+
+manager = ocp.CheckpointManager(os.environ["TFCLUSTER_CHECKPOINT_DIR"])
+done, weight = manager.latest_step() or 0, np.zeros(4)
+if done:
+    weight = manager.restore(done, args=ocp.args.StandardRestore({"weight": weight}))["weight"]
+for step in range(done + 1, 7):
+    weight = np.asarray(jax.numpy.add(weight, step))
+    manager.save(step, args=ocp.args.StandardSave({"weight": weight}))
+    manager.wait_until_finished()
+    reporting.saved(str(manager.directory / str(step)), step=step)
+    reporting.progress(step, total=6)
+print(f"after {done}: weight {weight[0]:.0f}")
 """
 
 
@@ -80,3 +99,13 @@ def test_a_plain_loop_is_found_by_its_import_and_joins_without_arguments(lab: La
     assert weights[0] == weights[1] != []
     assert [event["step"] for event in trained.reports("worker:1")][-1] == 5
     assert trained.of("alert") == []
+
+
+def test_a_folder_of_orbax_is_gathered_and_put_back(lab: Lab) -> None:
+    (lab.line.root / "orbax_loop.py").write_text(ORBAX)
+    options = ("-n1", PYTHON, "--set=supervision.max_restarts=1", "--chaos=kill worker:0 at step 4")
+    trained = lab.train("run", *options, str(lab.line.root / "orbax_loop.py"))
+    assert trained.code == 0, trained.complaint()
+    assert trained.said("worker:0", "^after .*") == ["after 4: weight 21"]
+    assert [event["from_step"] for event in trained.of("restarting")] == [4]
+    assert trained.state["checkpoints"][-1]["step"] == 6
