@@ -1,4 +1,7 @@
-"""Keras on JAX has the losses of one process on two, also after either has failed; plain loops."""
+"""Keras on JAX, plain JAX, Orbax, DTensor and what torch does: each finds the other tasks.
+
+Keras on JAX has the losses of one process on two, also after either has failed.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,9 @@ from collections.abc import Iterator
 import pytest
 from tests.documentation import unprinted
 
-from .lab import ROOT, SPECS, Lab, Trained, a_lab
+from .lab import PYTHONS, ROOT, SPECS, Lab, Trained, a_lab
 
-# Four runs of JAX.
+# Four runs of JAX, one of DTensor, and one of a stand-in for torch.
 pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(400)]
 
 PYTHON = f"--python={ROOT / '.venv-jax/bin/python'}"
@@ -54,6 +57,39 @@ for step in range(done + 1, 7):
     reporting.progress(step, total=6)
 print(f"after {done}: weight {weight[0]:.0f}")
 """
+DTENSOR = """
+import tensorflow as tf
+from tensorflow.experimental import dtensor
+
+dtensor.initialize_accelerator_system("CPU")
+clients = dtensor.num_clients()
+axes = [("batch", clients)]
+mesh = dtensor.create_distributed_mesh(axes, device_type="CPU", local_devices=["CPU:0"])
+ones = dtensor.call_with_layout(tf.ones, dtensor.Layout(["batch"], mesh), shape=(clients,))
+total = dtensor.relayout(tf.reduce_sum(ones), dtensor.Layout.replicated(mesh, rank=0))
+print(f"the sum is {float(dtensor.unpack(total)[0]):.0f}")
+"""
+TORCH = """
+import os
+import socket
+
+
+def init_process_group():
+    address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    others = int(os.environ["WORLD_SIZE"]) - 1
+    if int(os.environ["RANK"]):
+        while True:
+            try:
+                return socket.create_connection(address)
+            except ConnectionRefusedError:
+                continue
+    with socket.socket() as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind(("0.0.0.0", address[1]))
+        server.listen()
+        return [server.accept() for _ in range(others)]
+"""
+"""What torch.distributed does at its start: TCPStore reuses addresses, and never ports."""
 
 
 @pytest.fixture(scope="module")
@@ -109,3 +145,25 @@ def test_a_folder_of_orbax_is_gathered_and_put_back(lab: Lab) -> None:
     assert trained.said("worker:0", "^after .*") == ["after 4: weight 21"]
     assert [event["from_step"] for event in trained.of("restarting")] == [4]
     assert trained.state["checkpoints"][-1]["step"] == 6
+
+
+def test_the_clients_of_dtensor_join(lab: Lab) -> None:
+    (lab.line.root / "sum.py").write_text(DTENSOR)
+    python = f"--python={PYTHONS['newest']}"
+    trained = lab.train("run", "-n2", python, str(lab.line.root / "sum.py"))
+    assert trained.code == 0, trained.complaint()
+    assert [trained.said(f"worker:{i}", "^the sum is .*") for i in (0, 1)] == [["the sum is 2"]] * 2
+
+
+def test_a_script_that_imports_torch_meets_at_the_held_port(lab: Lab) -> None:
+    folder = lab.line.root / "torched"
+    folder.mkdir()
+    (folder / "torch.py").write_text(TORCH)
+    end = 'torch.init_process_group()\nprint("met as", os.environ["RANK"])\n'
+    (folder / "train.py").write_text(f"import os\nimport torch\n{end}")
+    trained = lab.train("run", "-n2", PYTHON, str(folder / "train.py"))
+    assert trained.code == 0, trained.complaint()
+    assert [trained.said(f"worker:{i}", "^met as .*") for i in (0, 1)] == [
+        ["met as 0"],
+        ["met as 1"],
+    ]
