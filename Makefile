@@ -23,6 +23,7 @@ TF216 := .venv-tf216/.installed
 KERAS := .venv-keras/.installed
 NIGHTLY := .venv-keras/nightly/.installed
 NEXT := .venv-next/.installed
+JAX := .venv-jax/.installed
 PEERS := .venv-peers/.installed
 
 help: ## show this list
@@ -67,6 +68,13 @@ $(NEXT): constraints/next.txt tools/make_venv.py
 		--what "the next TensorFlow" --constraints constraints/next.txt; \
 	code=$$?; case $$code in 0) touch $@ ;; 3) ;; *) exit $$code ;; esac
 
+# Keras on JAX, without TensorFlow: installed within half a minute. Only tests use it.
+$(JAX): constraints/jax.txt tools/make_venv.py
+	@python3 tools/make_venv.py .venv-jax \
+		--python "$(PYTHON)" --oldest 3.11 --newest 3.13 \
+		--what "Keras on JAX" --constraints constraints/jax.txt
+	@touch $@
+
 up: setup ## train the first example: two workers on this machine
 	@$(BIN)/tfcluster up cluster_specs/localhost-2w.json
 
@@ -84,7 +92,7 @@ test: setup ## test what tfcluster promises for one machine, with real TensorFlo
 	@$(PYTEST) $(SLOWEST) -m "not tensorflow and not extended" $(addprefix --ignore ,$(HOSTS_AND_CONTAINERS) $(KUBERNETES))
 	@$(GANGS) $(SLOWEST) -m "tensorflow and not extended" --ignore $(KUBERNETES)
 
-test-extended: setup $(KERAS) ## run all other tests: hosts, containers, Slurm, faults with TensorFlow, Keras releases, the tuner
+test-extended: setup $(KERAS) $(JAX) ## run all other tests: hosts, containers, Slurm, faults with TensorFlow, Keras releases, the tuner
 	@$(PYTEST) $(SLOWEST) -n 3 -m "not tensorflow" $(HOSTS_AND_CONTAINERS)
 	@$(GANGS) $(SLOWEST) -m "tensorflow and extended" $(addprefix --ignore ,$(FAULTS) $(KUBERNETES))
 	@$(BIN)/pytest $(SLOWEST) -m tensorflow $(FAULTS)
@@ -148,4 +156,4 @@ $(PEERS): constraints/peers.txt tools/make_venv.py
 	@touch $@
 
 clean: ## remove the environments and all caches
-	rm -rf .venv .venv-tf215 .venv-tf216 .venv-keras .venv-next .venv-peers .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist
+	rm -rf .venv .venv-tf215 .venv-tf216 .venv-keras .venv-next .venv-jax .venv-peers .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist

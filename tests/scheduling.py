@@ -58,6 +58,7 @@ EXTENDED_WITH_TENSORFLOW = (
     # the search, and details of the jobs
     *("tests/integration/jobs/test_tuner.py", "tests/integration/jobs/test_show_shards.py"),
     *("tests/integration/jobs/test_tpu.py", "tests/workers/test_tpu.py"),
+    "tests/integration/jobs/test_keras_jax.py",  # an environment of its own
     *("tests/workers/test_options_at_work.py", "tests/workers/test_data_prepare.py"),
     *("tests/workers/test_data.py", "tests/workers/test_batch_page.py"),
     "tests/launcher/checkpoints/test_with_tensorflow.py",

@@ -11,9 +11,11 @@ from .conftest import PYTHONS, Boot
 
 JAX = """
 class State:
-    num_processes = 1
+    num_processes, client = 1, None
     def initialize(self, processes):
         self.num_processes = processes
+    def shutdown(self):
+        print("waits for the others")
 """
 HOROVOD = """
 class HorovodBasics:

@@ -51,12 +51,15 @@ def main() -> None:
         else:
             run_script(target)
     except (SystemExit, KeyboardInterrupt) as error:
-        if not isinstance(getattr(error, "code", None), (int, type(None))):
+        code = getattr(error, "code", 1)
+        if not isinstance(code, (int, type(None))):
             report(error)  # `sys.exit("no data")` gives the reason of the failure
+        note_failure(code if isinstance(code, int) else int(code is not None))
         hide_own_frames()
         raise
     except BaseException as error:
         report(error)
+        note_failure(1)
         hide_own_frames()
         raise
 
@@ -216,6 +219,11 @@ def run_folder(path: str) -> None:
 
     new_main_module()
     runpy._run_module_as_main("__main__", alter_argv=False)  # type: ignore[attr-defined]
+
+
+def note_failure(code: int) -> None:
+    """Note the exit code for what waits for other tasks at the exit of this one."""
+    sys.modules.get("tfcluster_workers.boot", sys.modules["__main__"]).failed_with = code  # type: ignore[attr-defined]
 
 
 def report(error: BaseException) -> None:

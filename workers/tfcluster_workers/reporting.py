@@ -231,7 +231,8 @@ def trains(way: str) -> None:
     """Report that this task has computed a gradient.
 
     `way`: ``mirrored``, ``jax`` or ``horovod`` where the script uses something that knows no other
-    task, ``outside_scope`` where the model was made outside of its strategy's scope, else empty.
+    task, ``outside_scope`` where the model was made outside of its strategy's scope,
+    ``outside_distribution`` where Keras on JAX has no distribution, else empty.
     """
     _claim_unless_in_pool()
     _send_once("trains", way=way)

@@ -91,6 +91,8 @@ class PortRequest(Part):
     host: str
     port: int
     """0 lets the agent choose."""
+    reuses_address: bool = False
+    """True if the task binds its port with SO_REUSEADDR only."""
 
 class HoldPorts(Order):
     """Answered by `PortsHeld` or `PortTaken`."""

@@ -3,8 +3,8 @@
 A checkpoint is complete if all its files exist, none is still being written (TensorFlow writes
 ``<prefix>_temp*`` and ``*.tempstate*`` first), and two listings show the same sizes and times.
 Sources of the rules: TensorFlow's ``tensor_bundle.cc`` (``.index`` is written after the data
-shards), tf_keras' ``worker_training_state.py`` (``chief/``) and Keras 3's
-``backup_and_restore.py``.
+shards), tf_keras' ``worker_training_state.py`` (``chief/``), Keras 3's
+``backup_and_restore.py`` and Orbax's ``atomicity.py``.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ class CheckpointKind(StrEnum):
     """A whole model in one ``.keras`` file."""
     WEIGHTS = "weights"
     """One HDF5 file: ``.weights.h5``, or a whole model in ``.h5``."""
+    ORBAX = "orbax"
+    """A folder of JAX's Orbax: a step of its CheckpointManager, or of Keras's OrbaxCheckpoint."""
     BACKUP = "backup"
     """The state of ``BackupAndRestore``: only put back, never a result."""
 
@@ -138,7 +140,8 @@ class Newest:
 
 
 _TEMPORARY = re.compile(
-    r"(^|/)(workertemp_[^/]*|temp-\d+|[^/]*_temp(_[0-9a-f]+)?|[^/]*\.tmp|[^/]*\.tempstate\d*)(/|$)"
+    r"(^|/)(workertemp_[^/]*|temp-\d+|[^/]*_temp(_[0-9a-f]+)?|[^/]*\.tmp|[^/]*\.tempstate\d*"
+    r"|[^/]*\.orbax-checkpoint-tmp[^/]*)(/|$)"
 )
 _BEING_WRITTEN = re.compile(
     r"(?P<prefix>.+?)(_temp(_[0-9a-f]+)?/.*|\.(index|data-\d{5}-of-\d{5})\.tempstate\d*)$"
@@ -149,6 +152,10 @@ _FIRST_UNIX_TIME = 10**9
 """Numbers from here on are no steps: Estimator names exported SavedModels by Unix time."""
 
 _PREFIXED = (CheckpointKind.TF_CHECKPOINT, CheckpointKind.ESTIMATOR)
+
+_ORBAX_MARKER = "_CHECKPOINT_METADATA"
+"""The file that each folder of Orbax has; its last act is to give the folder its name
+(orbax/checkpoint/_src/path/atomicity.py)."""
 
 _PART_OF_SAVED_MODEL = re.compile(
     r"saved_model\.pb|fingerprint\.pb|keras_metadata\.pb|(variables|assets|assets\.extra)/.*"
@@ -221,6 +228,7 @@ def _candidates(files: Mapping[str, Entry]) -> Iterator[Checkpoint]:
     shards = _shards_by_prefix(files.values())
     yield from _saved_models(files, shards)
     yield from _prefixes(files, shards)
+    yield from _orbax_folders(files)
     yield from _single_files(files)
 
 
@@ -273,6 +281,14 @@ def _prefixes(files: Mapping[str, Entry], shards: Shards) -> Iterator[Checkpoint
             yield Checkpoint(CheckpointKind.ESTIMATOR, prefix, (*members, meta), companions)
         else:
             yield Checkpoint(CheckpointKind.TF_CHECKPOINT, prefix, members)
+
+
+def _orbax_folders(files: Mapping[str, Entry]) -> Iterator[Checkpoint]:
+    for marker, entry in files.items():
+        if basename(marker) == _ORBAX_MARKER and entry.size:
+            inside = marker.removesuffix(_ORBAX_MARKER)
+            members = tuple(files[path] for path in sorted(files) if path.startswith(inside))
+            yield Checkpoint(CheckpointKind.ORBAX, dirname(marker) or ".", members)
 
 
 def _single_files(files: Mapping[str, Entry]) -> Iterator[Checkpoint]:

@@ -70,6 +70,7 @@ _LOADS = {
     CheckpointKind.SAVED_MODEL: "tf.saved_model.load({path})",
     CheckpointKind.KERAS: "keras.models.load_model({path})",
     CheckpointKind.WEIGHTS: "model.load_weights({path})",
+    CheckpointKind.ORBAX: "orbax.checkpoint.PyTreeCheckpointer().restore({path})",
 }
 """CheckpointKind → Python that loads a checkpoint of which no task reported how."""
 _LOAD_BACKUP = "tf.train.Checkpoint(model=model).restore({path}).expect_partial()"
@@ -438,6 +439,9 @@ def load_hint(gathered: Gathered) -> str:
         is_keras_2 = path.suffix == ".index"
         path = path.with_suffix("") if is_keras_2 else path.with_name("latest.weights.h5")
         load = _LOAD_BACKUP if is_keras_2 else _LOADS[CheckpointKind.WEIGHTS]
+    elif gathered.kind is CheckpointKind.ORBAX:  # one of its folders has the arrays
+        files = gathered.checkpoint.files
+        path = next((gathered.file(f).parent for f in files if f.path.endswith("/_METADATA")), path)
     return (load or _LOADS[gathered.kind]).replace("{path}", repr(str(path.absolute())))
 
 

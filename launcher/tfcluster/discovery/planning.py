@@ -27,6 +27,7 @@ from tfcluster.errors import SpecError, similar_file
 from tfcluster.plans import command, placement, secrets
 from tfcluster.plans.build import make_plan
 from tfcluster.plans.context import LOCAL, PlacedTask, PlanContext
+from tfcluster.plans.job_facts import with_found_strategy
 from tfcluster.plans.placement import by_node, hosts_of, is_local, place_tasks
 from tfcluster.plans.plan import Plan, TaskId
 from tfcluster.plans.script_analysis import Notebook
@@ -157,6 +158,7 @@ def plan(
         environ=environ,
         meanwhile=meanwhile,
     )
+    spec = with_found_strategy(spec, context)
     made = make_plan(
         spec,
         context,

@@ -51,7 +51,13 @@ def hold_ports(plan: Plan, node: str) -> msg.HoldPorts:
     """
     tasks = [task for task in (*plan.tasks, *plan.by_hand) if task.node == node]
     ports = [
-        msg.PortRequest(task=str(task.id), host=task.host, port=task.port or 0) for task in tasks
+        msg.PortRequest(
+            task=str(task.id),
+            host=task.host,
+            port=task.port or 0,
+            reuses_address=plan.strategy == "torch",
+        )
+        for task in tasks
     ]
     among = [] if plan.node(node).capabilities.has_own_network else list(plan.port_range)
     return msg.HoldPorts(ports=ports, among=among, interface=plan.interface)

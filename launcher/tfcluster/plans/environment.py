@@ -184,6 +184,8 @@ class Variables:
         spec = with_inherited_switch(self.spec, placed.node, self.context)
         if uses_legacy_keras(spec, self.context.interpreters.get(placed.node)):
             add_defaults(variables, {"TF_USE_LEGACY_KERAS": "1"}, "keras.version")
+        if (name := spec.strategy.name) in ("jax", "torch"):
+            variables.setdefault("KERAS_BACKEND", EnvVar("KERAS_BACKEND", name, "strategy.name"))
         variables["TFCLUSTER_SETTINGS"] = EnvVar("TFCLUSTER_SETTINGS", settings_json(spec), SOURCE)
         if not (has_hooks(self.spec) and find_program(self.spec.job, placed.id).has_hooks):
             self._add_python_path(variables, placed.node)

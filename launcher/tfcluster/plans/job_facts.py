@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from tfcluster.plans.command import FUNCTION_MODULE, programs
+from tfcluster.plans.context import LOCAL
+from tfcluster.spec import COORDINATED
 
 if TYPE_CHECKING:
     from tfcluster.plans.context import PlanContext
@@ -25,6 +27,35 @@ def default_strategy(spec: ClusterSpec) -> str:
     return "parameter_server" if spec.cluster.get("ps") else "multi_worker_mirrored"
 
 
+def with_found_strategy(spec: ClusterSpec, context: PlanContext) -> ClusterSpec:
+    """Return `spec` with the strategy of another library than tf.distribute, if that is certain.
+
+    Keras on JAX or torch cannot use tf.distribute; neither can a job that imports only one of these
+    libraries, and no TensorFlow.
+    """
+    if spec.strategy.name or spec.job.kind != "training" or "ps" in spec.cluster:
+        return spec
+    packages = context.packages
+    name = next((n for n in ("jax", "torch") if packages & {*COORDINATED, *_TENSORFLOW} == {n}), "")
+    if "keras" in packages:
+        name = _keras_backend(spec, context)
+    elif context.code is not None and context.code.has_dtensor and "tensorflow" in packages:
+        name = "dtensor"
+    if name not in COORDINATED:
+        return spec
+    strategy = spec.strategy.model_copy(update={"name": name})
+    return spec.model_copy(update={"strategy": strategy})
+
+
+def _keras_backend(spec: ClusterSpec, context: PlanContext) -> str:
+    """Return the backend of Keras that the script, the spec or this shell chooses, or ""."""
+    code, name = context.code, "KERAS_BACKEND"
+    is_here = all(task.node == LOCAL for task in context.tasks)
+    inherited = context.environ.get(name) if is_here or name in spec.job.env else None
+    chosen = spec.job.env.get(name) or dict(context.env_file).get(name) or inherited
+    return (code.keras_backend if code is not None else "") or chosen or ""
+
+
 def runs_python(spec: ClusterSpec) -> bool:
     """Return whether a task runs a script or a module, and not a command."""
     return any(program.has_hooks for program in programs(spec.job))
@@ -40,7 +71,8 @@ def needs_tensorflow(spec: ClusterSpec, context: PlanContext) -> bool:
     if not runs_python(spec):
         return False
     modules = {program.module or "" for program in programs(spec.job)} - {FUNCTION_MODULE}
-    if any(module.startswith("tfcluster_workers.") for module in modules):
+    is_tensorflow = strategy_name(spec) not in ("jax", "torch")
+    if is_tensorflow and any(module.startswith("tfcluster_workers.") for module in modules):
         return True
     return bool(context.packages & _TENSORFLOW)
 

@@ -14,6 +14,7 @@ from tfcluster.agent import foreign_json
 from tfcluster.plans.context import LOCAL, PlanContext
 from tfcluster.plans.job_facts import default_strategy, has_hooks, strategy_name
 from tfcluster.plans.plan import Interpreter
+from tfcluster.spec import COORDINATED
 
 if TYPE_CHECKING:
     from tfcluster.plans.plan import EnvVar
@@ -22,10 +23,10 @@ if TYPE_CHECKING:
 
 def changed_settings(spec: ClusterSpec) -> dict[str, object]:
     """Return the settings that differ from their default; one that no task reads is reported."""
-    name = spec.strategy.name
+    name, of_tfcluster = spec.strategy.name, (default_strategy(spec), *COORDINATED)
     values: dict[str, Any] = {
-        # A script creates the default strategy anyway; with ps the name is for tfcluster itself.
-        "strategy": None if name == default_strategy(spec) or "ps" in spec.cluster else name,
+        # A script creates the default strategy anyway; the others are for tfcluster itself.
+        "strategy": None if name in of_tfcluster or "ps" in spec.cluster else name,
         "communication": spec.strategy.communication,
         "bytes_per_pack": spec.strategy.bytes_per_pack,
         "collective_timeout_s": spec.strategy.collective_timeout_s,

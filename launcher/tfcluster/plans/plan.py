@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal
 
 from tfcluster import kinds
 from tfcluster.kinds import Capabilities
-from tfcluster.spec import JOBS, UserDefault, mask_webhook
+from tfcluster.spec import COORDINATED, JOBS, UserDefault, mask_webhook
 from tfcluster.typed_json import ONLY_IF_SET, from_json, object_to_json
 
 JobKind = Literal["training", "tuner", "plain"]
@@ -332,7 +332,12 @@ class Plan:
     @property
     def is_synchronous(self) -> bool:
         """True if all workers take every step together."""
-        return self.kind == "training" and self.strategy == "multi_worker_mirrored"
+        return self.kind == "training" and self.strategy in ("multi_worker_mirrored", *COORDINATED)
+
+    @property
+    def library(self) -> str:
+        """The name of the library that connects the tasks."""
+        return {"jax": "JAX", "torch": "torch"}.get(self.strategy, "TensorFlow")
 
     @property
     def by_hand(self) -> tuple[TaskPlan, ...]:

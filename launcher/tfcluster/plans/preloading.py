@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from tfcluster.plans.job_facts import has_hooks
+from tfcluster.plans.job_facts import has_hooks, strategy_name
 from tfcluster.plans.plan import Command, Plan, TaskPlan
 from tfcluster.plans.script_analysis import UNKNOWN, Code
 
@@ -52,7 +52,9 @@ Matplotlib and JAX, where these are installed. The library that logs each `geten
 _PARTS: Final = {"keras": "tensorflow:keras.Model", "estimator": "tensorflow:estimator.Estimator"}
 """Parts of TensorFlow that are loaded on first use (tensorflow/python/util/lazy_loader.py)."""
 _LARGE_MODULES: Final = ("keras", "keras_tuner", "numpy", "tensorflow_datasets", "tf_keras")
-"""Other modules worth preloading if the job imports them; none of them starts a thread."""
+"""Other modules worth preloading if the job imports them; none of them starts a thread.
+
+Neither does JAX before its first computation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,8 @@ def modules(spec: ClusterSpec, code: Code | None) -> tuple[str, ...]:
         return ()
     tops = {name.partition(".")[0] for name in code.imports}
     large = tuple(name for name in _LARGE_MODULES if name in tops)
+    if strategy_name(spec) == "jax" and tops & {"jax", "keras"}:
+        return ("jax", *large)
     if "tensorflow" not in tops:
         return large if spec.runtime.preload == "on" else ()
     return ("tensorflow", *(_PARTS[part] for part in sorted(code.parts)), *large)

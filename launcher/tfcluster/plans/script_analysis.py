@@ -45,6 +45,10 @@ class Code:
     """True if KerasTuner is imported, anywhere."""
     calls_search: bool = False
     """True if a method ``search`` is called with a tuner's arguments, and not on a regex."""
+    keras_backend: str = ""
+    """The constant that KERAS_BACKEND is set to."""
+    has_dtensor: bool = False
+    """True if DTensor's clients are joined to a cluster."""
 
     @property
     def searches(self) -> bool:
@@ -76,6 +80,8 @@ class Code:
             frozenset(name for node in nodes for name in _variables_set(node)),
             any(name.partition(".")[0] in _TUNERS for name in _imported(nodes)),
             any(_is_tuner_search(nodes)),
+            next(_keras_backends(nodes), ""),
+            "initialize_accelerator_system" in _attribute_names(nodes),
         )
 
     def __or__(self, other: Code) -> Code:
@@ -85,6 +91,8 @@ class Code:
             self.sets | other.sets,
             self.has_tuner or other.has_tuner,
             self.calls_search or other.calls_search,
+            self.keras_backend or other.keras_backend,
+            self.has_dtensor or other.has_dtensor,
         )
 
 
@@ -167,6 +175,23 @@ def _dotted(node: ast.expr) -> str:
         names.append(node.attr)
         node = node.value
     return ".".join([node.id, *reversed(names)]) if isinstance(node, ast.Name) else ""
+
+
+def _keras_backends(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    """Yield the constants that KERAS_BACKEND is set to, by an assignment or ``setdefault``."""
+    for node in nodes:
+        match node:
+            case (
+                ast.Assign(
+                    targets=[ast.Subscript(value=owner, slice=ast.Constant("KERAS_BACKEND"))],
+                    value=ast.Constant(str(value)),
+                )
+                | ast.Call(
+                    func=ast.Attribute(value=owner, attr="setdefault"),
+                    args=[ast.Constant("KERAS_BACKEND"), ast.Constant(str(value))],
+                )
+            ) if _is_environ(owner):
+                yield value
 
 
 def _attribute_names(nodes: Iterable[ast.AST]) -> Iterator[str]:

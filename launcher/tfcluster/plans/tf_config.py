@@ -1,6 +1,7 @@
-"""TF_CONFIG of each task of an attempt, or the variables that KerasTuner reads instead.
+"""TF_CONFIG of each task of an attempt, and the variables that other libraries read instead.
 
-A task of a training job gets a TF_CONFIG. In a KerasTuner search the chief is the oracle and each
+A task of a training job gets a TF_CONFIG, and with the strategies `jax`, `torch` and `dtensor` the
+variables of these libraries, too. In a KerasTuner search the chief is the oracle and each
 worker a tuner that trains alone, without TF_CONFIG. KerasTuner reads three variables, all or none
 (keras_tuner/src/distribute/utils.py); the chief is the process with the letters "chief" in its
 KERASTUNER_TUNER_ID. A worker without a chief searches alone and gets none of them.
@@ -16,12 +17,15 @@ from typing import Any, Final
 
 from tfcluster.plans import trackers
 from tfcluster.plans.plan import EnvVar, Plan, TaskId
-from tfcluster.spec import JOBS, TUNER_VARIABLES
+from tfcluster.spec import COORDINATED, JOBS, TUNER_VARIABLES
 
 SOURCE: Final = "tfcluster"
 """The source of variables that tfcluster sets."""
 ORACLE_IP, ORACLE_PORT, TUNER_ID = TUNER_VARIABLES
 FOLDER: Final = "TFCLUSTER_TUNER_DIR"
+_WITH_PORTS: Final = (
+    *("KERAS_DISTRIBUTION_JOB_ADDRESSES", "JAX_COORDINATOR_ADDRESS", "MASTER_PORT", "DTENSOR_JOBS"),
+)
 _FOLDER_LATER: Final = "RUN_FOLDER is created at start"
 
 
@@ -75,6 +79,11 @@ class Attempt:
                 index[task] = len(of_job)
                 of_job.append(self.address(task))
         return SharedCluster(addresses, index, frozenset(self.members))
+
+    @cached_property
+    def order(self) -> tuple[TaskId, ...]:
+        """The tasks that train together, the first of which coordinates the others."""
+        return tuple(task for task in self.cluster.index if task.trains)
 
     @property
     def forms_cluster(self) -> bool:
@@ -135,6 +144,7 @@ def preview(plan: Plan, task: TaskId) -> tuple[EnvVar, ...]:
         FOLDER: "RUN is chosen at start" if plan.checkpoints.dir else _FOLDER_LATER,
         ORACLE_PORT: "port 0 is chosen at start" if chosen else "",
         "TF_CONFIG": "ports 0 are chosen at start" if chosen else "",
+        **dict.fromkeys(_WITH_PORTS, "port 0 is chosen at start" if chosen else ""),
     }
     of_trackers = trackers.environment(plan, task, run_id="RUN", group="RUN")
     return (
@@ -181,6 +191,9 @@ def environment(
             values["TF_CONFIG"] = json.dumps(build(attempt, task))
         if holds_ports:
             values["TF_GRPC_REUSE_PORT"] = "1"
+        given = {var.name for var in attempt.plan.task(task).command.env}
+        of_library = _library_environment(attempt, task)
+        values |= {name: text for name, text in of_library.items() if name not in given}
     if attempt.plan.kind == "tuner":
         values[FOLDER] = _tuner_folder(attempt.plan, run_id=run_id, default=tuner_dir)
         values |= _tuner_environment(attempt, task)
@@ -190,6 +203,52 @@ def environment(
 def _planned_attempt(plan: Plan) -> Attempt:
     ports = {task.id: task.port for task in plan.tasks}
     return Attempt(plan, 1, tuple(ports), ports)
+
+
+def _library_environment(attempt: Attempt, task: TaskId) -> dict[str, str]:
+    """Return the variables by which the library of the plan's strategy finds the other tasks.
+
+    The first task, whose checkpoints count, coordinates them at its address. Sources:
+    keras/src/distribution/distribution_lib.py, which takes the coordinator's address for those of
+    all; jax/_src/distributed.py, which reads the address only (the hooks pass JAX the other two);
+    docs.pytorch.org, "Environment variable initialization"; tensorflow/dtensor/python/config.py.
+    """
+    strategy, ids = attempt.plan.strategy, attempt.order
+    if task not in ids or strategy not in COORDINATED:
+        return {}
+    number, index = str(len(ids)), str(ids.index(task))
+    if strategy == "dtensor":
+        return {
+            "DTENSOR_CLIENT_ID": index,
+            "DTENSOR_NUM_CLIENTS": number,
+            "DTENSOR_JOB_NAME": "worker",
+            "DTENSOR_JOBS": ",".join(map(attempt.address, ids)),
+        }
+    coordinator = attempt.address(ids[0])
+    values = {
+        "KERAS_DISTRIBUTION_JOB_ADDRESSES": coordinator,
+        "KERAS_DISTRIBUTION_NUM_PROCESSES": number,
+        "KERAS_DISTRIBUTION_PROCESS_ID": index,
+    }
+    if strategy == "jax":
+        values |= {
+            "JAX_COORDINATOR_ADDRESS": coordinator,
+            "JAX_NUM_PROCESSES": number,
+            "JAX_PROCESS_ID": index,
+        }
+        return values
+    host, _, port = coordinator.rpartition(":")
+    beside = [each for each in ids if attempt.plan.task(each).node == attempt.plan.task(task).node]
+    # A task sees its own GPUs only, from 0 on: for torch each is alone on its machine.
+    beside = beside if attempt.plan.resources.gpus == "all" else [task]
+    return values | {
+        "MASTER_ADDR": host.strip("[]"),
+        "MASTER_PORT": port,
+        "RANK": index,
+        "WORLD_SIZE": number,
+        "LOCAL_RANK": str(beside.index(task)),
+        "LOCAL_WORLD_SIZE": str(len(beside)),
+    }
 
 
 def _tuner_environment(attempt: Attempt, task: TaskId) -> dict[str, str]:

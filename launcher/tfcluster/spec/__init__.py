@@ -21,6 +21,9 @@ PYTHON_ENDINGS = (".py", NOTEBOOK)
 
 TUNER_VARIABLES = ("KERASTUNER_ORACLE_IP", "KERASTUNER_ORACLE_PORT", "KERASTUNER_TUNER_ID")
 """The variables that KerasTuner reads; tfcluster sets them."""
+COORDINATED = ("jax", "torch", "dtensor")
+"""The strategies whose libraries take the other tasks from variables of their own, not TF_CONFIG.
+"""
 
 
 def shorten(value: object) -> str:

@@ -12,7 +12,14 @@ from pydantic import model_validator
 from tfcluster import kinds
 from tfcluster.errors import join_first
 from tfcluster.kinds import AUTO
-from tfcluster.spec import JOBS, TUNER_VARIABLES, FieldPath, published_schema, shorten
+from tfcluster.spec import (
+    COORDINATED,
+    JOBS,
+    TUNER_VARIABLES,
+    FieldPath,
+    published_schema,
+    shorten,
+)
 from tfcluster.spec.cluster import Cluster, count, iter_entries, parse, task_names
 from tfcluster.spec.fields import Mistake, RulesBroken, Section, documented, matching, required
 from tfcluster.spec.job import Job
@@ -158,7 +165,7 @@ class ClusterSpec(Section):
         if name == "parameter_server" and not has_ps:
             fix = 'add "ps" and "chief" to the cluster, or choose another strategy'
             yield Mistake(("strategy", "name"), "parameter_server needs ps tasks", fix)
-        if name in ("multi_worker_mirrored", "mirrored", "tpu") and has_ps:
+        if name in ("multi_worker_mirrored", "mirrored", "tpu", *COORDINATED) and has_ps:
             fix = 'leave the name out (parameter_server is the default with ps), or remove "ps"'
             yield Mistake(("strategy", "name"), f"{name} does not use ps tasks", fix)
         if has_ps:

@@ -72,14 +72,26 @@ _MEMORY = matching(
 
 
 class Strategy(Section):
-    """The distribution strategy, for tasks that call `tfcluster_workers.strategy`."""
+    """The distribution strategy: the library by which the tasks train together."""
 
     name: (
-        Literal["multi_worker_mirrored", "parameter_server", "mirrored", "tpu", "default"] | None
+        Literal[
+            "multi_worker_mirrored",
+            "parameter_server",
+            "mirrored",
+            "tpu",
+            "default",
+            "jax",
+            "torch",
+            "dtensor",
+        ]
+        | None
     ) = documented(
         None,
-        "Distribution strategy; null: `parameter_server` if the cluster has ps, "
-        "else `multi_worker_mirrored`.",
+        "Distribution strategy; null: `parameter_server` if the cluster has ps, `jax`, `torch` or "
+        "`dtensor` if the script's imports and KERAS_BACKEND show it, else "
+        "`multi_worker_mirrored`. With these three, tasks also get the variables of JAX and "
+        "`keras.distribution`, of torch.distributed, or of DTensor.",
         "multi_worker_mirrored",
     )
     communication: Literal["AUTO", "RING", "NCCL"] = documented(

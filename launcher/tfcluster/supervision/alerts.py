@@ -60,7 +60,8 @@ WAYS: Final[Mapping[str, tuple[str, str]]] = {
     ),
     "jax": (
         "the script does not call jax.distributed.initialize()",
-        "call it with the addresses of TF_CONFIG before anything else of JAX",
+        "call it, or keras.distribution.initialize(), before anything else of JAX, and set"
+        " strategy.name to jax",
     ),
     "horovod": (
         "Horovod knows one process only, as it was not started by horovodrun",
@@ -69,6 +70,11 @@ WAYS: Final[Mapping[str, tuple[str, str]]] = {
     "outside_scope": (
         "the model was made outside of strategy.scope()",
         "make model and optimizer in `with strategy.scope():`",
+    ),
+    "outside_distribution": (
+        "Keras has no distribution over the processes",
+        "call `keras.distribution.set_distribution(keras.distribution.DataParallel())` before the"
+        " model is made",
     ),
 }
 """The ways to train alone, as tasks report them → the reason and the fix."""
@@ -91,11 +97,11 @@ def find_lone_training(workers: Sequence[Member], *, is_over: bool) -> str | Non
         return None
     if not is_over and "jax" in ways:
         return None
-    if ways == {"outside_scope"}:
-        reason, fix = WAYS["outside_scope"]
+    if ways in ({"outside_scope"}, {"outside_distribution"}):
+        reason, fix = WAYS[workers[0].way or ""]
     elif not any(worker.meets_peers for worker in workers):
         reason, fix = WAYS.get(workers[0].way or "", WAYS[""])
-    elif is_over and all(worker.trains_in_step for worker in workers):
+    elif is_over and "jax" not in ways and all(worker.trains_in_step for worker in workers):
         reason, fix = _NOT_REDUCED
     else:
         return None

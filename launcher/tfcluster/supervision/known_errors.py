@@ -215,6 +215,22 @@ MESSAGES: tuple[KnownError, ...] = (
         " metrics server, give each task another port",
         r"\[Errno (?:98|48)\]|[Aa]ddress already in use|EADDRINUSE",
     ),
+    _permanent(
+        "other-library",
+        "the library does not know the other tasks: set strategy.name to jax or torch, and start"
+        " the script with the hooks",
+        r"coordinator_address should be defined|Number of processes must be defined"
+        r"|process id of the current process must be defined"
+        r"|environment variable (?:RANK|WORLD_SIZE|MASTER_\w+) expected, but not set",
+    ),
+    KnownError(
+        "jax-left-early",
+        "it reached its end while others still trained: all processes must take the same number of"
+        " steps, and evaluate and save together",
+        r"Barrier timed out\. Id: Shutdown::(?s:.*)\bin clean_up$",
+        is_root_cause=True,
+        is_logged=True,
+    ),
     _permanent_cause(
         "keras-3",  # 72388, keras 20585, ray 47464
         "Keras 3 fails on several workers (keras#20585), and it was not patched here",

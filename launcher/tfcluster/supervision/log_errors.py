@@ -15,19 +15,25 @@ _PEER_IS_LOST = re.compile(
     r"|set to ERROR in coordination service|Coordination agent is set to ERROR"
     r"|cluster check alive failed|Restart your program to reset"
     r"|Terminating process because the \w+ (?:distributed service )?detected"
+    r"|Shutdown barrier in coordination service has failed"
+    r"|remote process exited or there was a network error"
 )
 """tensorflow/core/common_runtime/base_collective_executor.cc, coordination_service.cc (also in
-tsl and xla), coordination_service_agent.cc, grpc_server_lib.cc."""
+tsl and xla), coordination_service_agent.cc, grpc_server_lib.cc; NCCL's ncclRemoteError."""
+_GLOO = re.compile(r"\bgloo/\S+\] .*(?:by peer|Broken pipe|[Tt]imed? ?out|Connection refused)")
+"""Errors of Gloo, which JAX and torch use on CPUs (gloo/transport/tcp/pair.cc); torch raises a
+RuntimeError with the message."""
 _CONNECTION_BROKE = re.compile(
     r"Socket closed|Connection reset by peer|GOAWAY received|failed to connect to all addresses"
 )
 _RUNTIME_CONNECTION = re.compile(r"grpc_message|StartAbort|UNAVAILABLE:|Additional GRPC error")
 _RUNTIME_ERROR = re.compile(
     r"(?:.*\.)?(?:(?:Unavailable|Aborted|Internal|Cancelled|DeadlineExceeded|Unknown"
-    r"|FailedPrecondition|InvalidArgument|OutOfRange|NotFound)Error"
+    r"|FailedPrecondition|InvalidArgument|OutOfRange|NotFound|JaxRuntime|XlaRuntime"
+    r"|Dist(?:Backend|Network|Store)?)Error"
     r"|_InactiveRpcError|_MultiThreadedRendezvous)"
 )
-"""Exceptions of TensorFlow and gRPC; a user's ValueError may quote anything."""
+"""Exceptions of TensorFlow, gRPC, JAX and torch; a user's ValueError may quote anything."""
 _ROOT_ERRORS = re.compile(r"^\d+ root error\(s\) found\.$", re.MULTILINE)
 _ROOT_ERROR = re.compile(r"^\s*\(\d+\)\s", re.MULTILINE)
 _TRACEBACK = "Traceback (most recent call last)"
@@ -75,6 +81,8 @@ _PASSED_ON = re.compile(
     r"|(?<=Collective ops is aborted by: )(?:Collective ops is aborted by: )+"
 )
 """Words that each task adds which passes an error on (base_collective_executor.cc)."""
+_DISPATCHED = re.compile(r"(?:Error dispatching computation: )+")
+"""The words that JAX adds for each step that waits for the one that failed."""
 _LAYER_NAME = re.compile(r"(Exception encountered when calling .{1,200})\.\n\s*")
 """A line of Keras that only names the layer; the next one says what is wrong."""
 _LAYER_ARGUMENTS = re.compile(r"\n+(?:Call a|A)rguments received by (?s:.*)")
@@ -192,7 +200,7 @@ def tail(log: str) -> str:
 
 
 def is_lost_peer_error(raised: RaisedError, traceback: str = "") -> bool:
-    """Return whether an exception means that TensorFlow lost another task.
+    """Return whether an exception means that TensorFlow, JAX or torch lost another task.
 
     This includes an exception of the user's code that was raised while such an exception was
     handled (`traceback` shows both), and a SystemExit with its message.
@@ -200,11 +208,14 @@ def is_lost_peer_error(raised: RaisedError, traceback: str = "") -> bool:
     if raised.exception == "SystemExit" and has_lost_peer_message(raised.message):
         return True
     return any(
-        _RUNTIME_ERROR.fullmatch(error.exception) is not None
-        and all(
-            _PEER_IS_LOST.search(part) or _CONNECTION_BROKE.search(part)
-            for part in _root_errors(error.message)
+        (
+            _RUNTIME_ERROR.fullmatch(error.exception) is not None
+            and all(
+                _PEER_IS_LOST.search(part) or _CONNECTION_BROKE.search(part)
+                for part in _root_errors(error.message)
+            )
         )
+        or _GLOO.search(error.message) is not None
         for error in [raised, *_handled_exceptions(traceback)]
     )
 
@@ -248,7 +259,7 @@ def remove_noise(text: str, *, keeps_stacks: bool = False) -> str:
     `keeps_stacks`: those of graphs stay, which also have lines of the user's code.
     """
     stacks = (_NO_STACK,) if keeps_stacks else (_GRAPH, _CONVERTED)
-    for noise in (*stacks, _GRPC, _PASSED_ON, _GRAPH_NAMES, _ROOTS):
+    for noise in (*stacks, _GRPC, _PASSED_ON, _GRAPH_NAMES, _ROOTS, _DISPATCHED):
         text = noise.sub("", text)
     return _LAYER_NAME.sub(r"\1: ", text)
 

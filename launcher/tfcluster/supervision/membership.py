@@ -135,7 +135,7 @@ class Membership:
         if not can_resize(plan):
             kind = f"strategy {plan.strategy}" if plan.kind == "training" else f"kind {plan.kind}"
             raise UsageError(
-                f"only training with multi_worker_mirrored can be scaled; this job has {kind}",
+                f"only training in step can be scaled; this job has {kind}",
                 fix=_START_AGAIN,
             )
         least = plan.supervision.min_workers or 1

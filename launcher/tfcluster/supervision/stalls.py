@@ -34,6 +34,12 @@ _EXECUTES: Final = re.compile(
 )
 """Files of TensorFlow whose innermost frame means that native code runs or waits there:
 `quick_execute` runs functions, `gen_…_ops` single operations, `_numpy` waits for a value."""
+_EXECUTES_ELSEWHERE: Final = re.compile(
+    r"/(?:jax/_src/(?:array|api|dispatch|profiler|interpreters/pxla)|keras/src/backend/jax/\w+"
+    r"|torch/(?:distributed/distributed_c10d|autograd/graph))\.py$"
+)
+"""Such files of JAX, where `_value` waits for a result, of Keras on JAX, and of torch, where
+`_engine_run_backward` waits for the gradients of all tasks."""
 _TRACES: Final = re.compile(
     r"/tensorflow/python/(?:framework/func_graph|autograph/\w+/\w+"
     r"|eager/polymorphic_function/(?:autograph_util|tracing_compil\w+))\.py$"
@@ -60,7 +66,7 @@ class Activity(Enum):
     TRACES = "traces a function", "trace a function"
     EXITS = "has left its script and exits", "have left their scripts and exit"
     IN_STEP = "waits", "wait"
-    """A step or an operation of TensorFlow runs, or waits."""
+    """A step or an operation of TensorFlow, JAX or torch runs, or waits."""
     SERVES = "serves", "serve"
 
 
@@ -159,6 +165,8 @@ def _position_of_thread(frames: Sequence[msg.Frame]) -> Position:
 def _activity_of(frames: Sequence[msg.Frame]) -> Activity:
     """Return what a thread does: its innermost frame outside of the standard library decides."""
     first = next((f for f in frames if not _STANDARD_LIBRARY.search(f.file)), None)
+    if first is not None and _EXECUTES_ELSEWHERE.search(first.file):
+        return Activity.IN_STEP
     if first is None or "/tensorflow/" not in first.file:
         is_traced = any(frame.function in _TRACING for frame in frames)
         return Activity.TRACES if is_traced else Activity.ELSEWHERE

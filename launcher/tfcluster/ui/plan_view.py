@@ -75,7 +75,7 @@ def describe_listeners(plan: Plan, *, where: str = "a task's machine") -> str:
         return exposure
     if plan.kind == "tuner":
         return f"KerasTuner's chief listens on {plan.listening[0].host}, without a password"
-    return f"TensorFlow listens on every address of {where}, without a password"
+    return f"{plan.library} listens on every address of {where}, without a password"
 
 
 def describe_ports(plan: Plan, ports: Sequence[int]) -> str:

@@ -12,6 +12,7 @@ from tests.launcher.plans.conftest import on
 
 from tfcluster.plans.build import make_plan
 from tfcluster.plans.context import PlanContext
+from tfcluster.plans.job_facts import with_found_strategy
 from tfcluster.plans.plan import EnvVar, Interpreter, Plan, TaskId
 from tfcluster.plans.preloading import preload_on
 from tfcluster.plans.resources import EVEN_SHARE
@@ -55,6 +56,44 @@ def source(plan: Plan, name: str) -> str:
 )
 def test_the_command_of_a_task(plan_of: Planner, job: dict[str, Any], argv: tuple[str]) -> None:
     assert plan_of({"job": job}).tasks[0].command.argv == argv
+
+
+@pytest.mark.parametrize(
+    ("source", "sections", "strategy"),
+    [
+        ("import jax", {}, "jax"),
+        ("import torch, keras", {"job": {"env": {"KERAS_BACKEND": "torch"}}}, "torch"),
+        ("import os\nos.environ['KERAS_BACKEND'] = 'jax'\nimport keras, tensorflow", {}, "jax"),
+        ("import tensorflow as tf\ntf.experimental.dtensor.initialize_accelerator_system()", {},
+         "dtensor"),
+        ("import tensorflow, jax", {}, None),
+        ("import jax, torch", {}, None),
+        ("import keras", {}, None),
+        ("import jax", {"job": {"kind": "plain"}}, None),
+        ("import jax", {"strategy": {"name": "default"}}, "default"),
+    ],
+)  # fmt: skip
+def test_the_strategy_of_another_library_is_found_where_it_is_certain(
+    spec_of: Callable[[dict[str, Any]], ClusterSpec],
+    machine: PlanContext,
+    source: str,
+    sections: dict[str, Any],
+    strategy: str | None,
+) -> None:
+    code, spec = Code.read(source), spec_of(sections)
+    context = replace(on(machine, spec), imports=code.imports, code=code)
+    assert with_found_strategy(spec, context).strategy.name == strategy
+
+
+def test_a_job_of_jax_needs_no_tensorflow_and_gets_the_backend_of_keras(plan_of: Planner) -> None:
+    job = {"script": None, "module": "tfcluster_workers.jobs.keras_jax"}
+    plan = plan_of({"job": job, "strategy": {"name": "jax"}}, imports=None)
+    assert not plan.needs_tensorflow
+    assert plan.is_synchronous
+    assert plan.settings == {}
+    assert env(plan)["KERAS_BACKEND"] == "jax"
+    chosen = {"job": job | {"env": {"KERAS_BACKEND": "tensorflow"}}, "strategy": {"name": "jax"}}
+    assert env(plan_of(chosen, imports=None))["KERAS_BACKEND"] == "tensorflow"
 
 
 def test_arguments_after_the_dashes_follow_those_of_the_spec(

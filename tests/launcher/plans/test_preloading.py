@@ -40,6 +40,12 @@ def test_the_modules_to_preload_follow_from_imports_and_setting(
     assert plan_of({"runtime": {"preload": setting}}, code=code).preload == names
 
 
+def test_jax_is_preloaded_for_its_strategy(plan_of: Planner) -> None:
+    code, strategy = Code(frozenset({"keras", "numpy"})), {"strategy": {"name": "jax"}}
+    assert plan_of(strategy, code=code).preload == ("jax", "keras", "numpy")
+    assert plan_of(strategy, code=Code(frozenset({"json"}))).preload == ()
+
+
 @pytest.mark.parametrize(
     ("setting", "code", "words"),
     [

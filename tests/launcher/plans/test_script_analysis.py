@@ -99,6 +99,19 @@ def test_a_search_needs_a_call_as_well_as_an_import(source: str, searches: bool)
     assert Code.read(source).searches is searches
 
 
+@pytest.mark.parametrize(
+    ("source", "backend"),
+    [
+        ("os.environ['KERAS_BACKEND'] = 'jax'", "jax"),
+        ("environ.setdefault('KERAS_BACKEND', 'torch')", "torch"),
+        ("os.environ['KERAS_BACKEND'] = sys.argv[1]", ""),
+        ("settings['KERAS_BACKEND'] = 'jax'", ""),
+    ],
+)
+def test_the_backend_of_keras_is_a_constant_that_the_script_sets(source: str, backend: str) -> None:
+    assert (Code.read(source) | Code()).keras_backend == backend
+
+
 def test_a_search_may_span_several_files() -> None:
     model, main = Code.read("import keras_tuner"), Code.read("make_tuner().search(x=x)")
     assert (model | main).searches

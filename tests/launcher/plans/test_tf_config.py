@@ -13,6 +13,7 @@ from tfcluster.plans.plan import (
     CheckpointPlan,
     JobKind,
     Plan,
+    Resources,
     TaskId,
 )
 from tfcluster.plans.tf_config import Attempt, build, environment, fixed
@@ -80,6 +81,36 @@ def test_plain_tasks_form_no_cluster() -> None:
     assert "TF_CONFIG" not in found
     assert "TF_GRPC_REUSE_PORT" not in found
     assert found["TFCLUSTER_TASK"] == "worker:1"
+
+
+def test_each_library_gets_its_own_variables_with_dense_indexes() -> None:
+    plan = a_plan("worker:2", "worker:0", "worker:1", "chief:0", "evaluator:0")
+    chief = "127.0.0.1:2225"
+
+    def of(strategy: str, task: str = "worker:2", **changes: Any) -> dict[str, str]:
+        whole = fixed(replace(plan, strategy=strategy, **changes))
+        members = tuple(m for m in whole.members if str(m) != "worker:1")
+        found = values(Attempt(whole.plan, 1, members, whole.ports), task)
+        return {name: text for name, text in found.items() if not name.startswith("TF")}
+
+    keras = {
+        "KERAS_DISTRIBUTION_JOB_ADDRESSES": chief,
+        "KERAS_DISTRIBUTION_NUM_PROCESSES": "3",
+        "KERAS_DISTRIBUTION_PROCESS_ID": "2",
+    }
+    jax = {"JAX_COORDINATOR_ADDRESS": chief, "JAX_NUM_PROCESSES": "3", "JAX_PROCESS_ID": "2"}
+    assert of("jax") == keras | jax
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "2225", "RANK": "2", "WORLD_SIZE": "3"}
+    assert of("torch") == keras | address | {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    seen = {"LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "3"}
+    assert of("torch", resources=Resources(gpus="all")) == keras | address | seen
+    assert of("dtensor", "chief:0") == {
+        "DTENSOR_CLIENT_ID": "0",
+        "DTENSOR_NUM_CLIENTS": "3",
+        "DTENSOR_JOB_NAME": "worker",
+        "DTENSOR_JOBS": f"{chief},127.0.0.1:2223,127.0.0.1:2222",
+    }
+    assert of("jax", "evaluator:0") == of("multi_worker_mirrored") == {}
 
 
 def test_the_restored_step_is_absent_on_a_fresh_start() -> None:

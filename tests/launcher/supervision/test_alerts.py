@@ -100,6 +100,13 @@ def test_a_short_run_whose_workers_train_alone_says_so_at_its_end() -> None:
     assert len(replay.exits("worker:1").messages(ev.Alert)) == 1
 
 
+def test_keras_on_jax_trains_alone_without_a_distribution_over_the_processes() -> None:
+    (message,) = trains(joins=True, ways=("outside_distribution",) * 2).after(60).messages(ev.Alert)
+    assert message.startswith("Keras has no distribution over the processes: each of the 2 workers")
+    joined = trains(joins=True, ways=("jax", "jax")).after(60).exits("worker:0").exits("worker:1")
+    assert joined.messages(ev.Alert) == []
+
+
 def test_workers_that_meet_do_not_train_alone() -> None:
     """Horovod and JAX join their processes at any time, and sum by themselves."""
     assert trains(meets="worker:1").after(60).messages(ev.Alert) == []

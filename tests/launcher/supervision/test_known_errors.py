@@ -109,6 +109,15 @@ def test_an_error_of_the_hooks_is_known_by_its_cause(cause: str, anchor: str, hi
             " is not currently implemented\nFatal Python error: Aborted",
             "peer-never-came",
         ),
+        (
+            None,
+            6,
+            "F client.h:80] Terminating process because the JAX distributed service detected fatal"
+            " errors. Barrier result: 'DEADLINE_EXCEEDED: Barrier timed out. Id: Shutdown::71::0."
+            "\nFatal Python error: Aborted\nThread 0x7f (most recent call first):\n  File"
+            ' "/x/site-packages/jax/_src/api.py", line 2582 in clean_up\n\nExtension modules: n',
+            "jax-left-early",
+        ),
         (1, None, "CUDA_ERROR_OUT_OF_MEMORY: out of memory", "gpu-memory"),
         (None, 6, "terminate called after throwing an instance of 'std::bad_alloc'", "memory"),
     ],
@@ -319,7 +328,8 @@ def test_sections_say_which_failures_are_permanent() -> None:
 
 
 def test_every_known_message_is_tested() -> None:
-    tested = {anchor for anchor, *_ in MESSAGES} | {"script-missing", "proxy", "peer-never-came"}
+    tested = {anchor for anchor, *_ in MESSAGES}
+    tested |= {"script-missing", "proxy", "peer-never-came", "jax-left-early"}
     assert {row.anchor for row in known_errors.MESSAGES} == tested
 
 

@@ -14,6 +14,8 @@ from tfcluster.supervision.log_errors import RaisedError
 
 RECORDINGS = Path(__file__).parents[2] / "integration/faults/recordings.json"
 RUNTIME = "tensorflow.python.framework.errors_impl"
+GLOO = "[external/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:20707"
+NCCL = "possibly as a remote process exited or there was a network error"
 CLOSED = "Collective ops is aborted by: Socket closed"
 TRACEBACK = "Traceback (most recent call last):"
 UNAVAILABLE_ERROR = (
@@ -61,6 +63,12 @@ def test_recorded_tensorflow_errors_are_classified(message: dict[str, Any], role
         (f"{RUNTIME}.UnavailableError", "the storage service answers 503", False),
         (f"{RUNTIME}.ResourceExhaustedError", f"OOM; before: {CLOSED}", False),
         ("ValueError", "the dashboard said 'Socket closed'", False),
+        ("jax.errors.JaxRuntimeError", f"INTERNAL: Gloo all-reduce failed: {GLOO}", True),
+        ("jax.errors.JaxRuntimeError", "RESOURCE_EXHAUSTED: Out of memory", False),
+        ("RuntimeError", GLOO.replace("external/gloo", "/pytorch/third_party/gloo"), True),
+        ("RuntimeError", "the loader's connection closed by peer", False),
+        ("torch.distributed.DistBackendError", f"ncclRemoteError: A call failed, {NCCL}", True),
+        ("torch.distributed.DistStoreError", "cannot parse the port", False),
         ("ConnectionResetError", "[Errno 104] Connection reset by peer", False),
         (
             f"{RUNTIME}.InvalidArgumentError",

@@ -12,6 +12,7 @@ from tfcluster.supervision import stalls
 from tfcluster.supervision.stalls import Activity, Position, called_in, explain_stall, position_of
 
 FIT = "/home/me/train.py:20 model.fit(data)"
+AT_FIT = "train.py:20 `model.fit`"
 KERAS = "/site-packages/keras/src/callbacks/callback_list.py:172"
 SCRIPT_OPS = "/dist-packages/tensorflow/python/ops/script_ops.py:269"
 THREADING = "/usr/lib/python3.11/threading.py:324"
@@ -48,6 +49,10 @@ def names(*functions: str) -> list[msg.Thread]:
             Activity.IN_STEP,
             "train.py:20 `model.fit`",
         ),
+        (stack("/site-packages/jax/_src/array.py:623", FIT), Activity.IN_STEP, AT_FIT),
+        (stack("/site-packages/keras/src/backend/jax/core.py:9", FIT), Activity.IN_STEP, AT_FIT),
+        (stack("/site-packages/torch/autograd/graph.py:9", FIT), Activity.IN_STEP, AT_FIT),
+        (stack("/site-packages/torch/utils/data/dataloader.py:9", FIT), Activity.ELSEWHERE, AT_FIT),
         # A script that trains in a thread of its own.
         (
             [*stack(THREADING, "/home/me/main.py:5 thread.join()"), *IN_FIT],

@@ -20,6 +20,7 @@ from typing import Any
 
 from tfcluster_workers import event_channel, reporting
 from tfcluster_workers.errors import NoGpuError
+from tfcluster_workers.hooks import jax_cluster
 
 GIVEN = "TFCLUSTER_GPUS"
 """The GPUs that the plan gives to this task: the value of CUDA_VISIBLE_DEVICES, or one of these."""
@@ -119,10 +120,11 @@ def machine_gpus() -> int:
 def require_gpus() -> None:
     """Raise NoGpuError if the plan gives this task GPUs and TensorFlow registers none.
 
-    This initialises no device, so a MultiWorkerMirroredStrategy can still be made.
+    Another backend of Keras has devices of its own. This initialises no device, so a
+    MultiWorkerMirroredStrategy can still be made.
     """
     global _has_gpus
-    if _has_gpus:
+    if _has_gpus or jax_cluster.keras_backend() != "tensorflow":
         return
     planned = given()
     if planned and not _list_devices("GPU") and (planned != ALL or machine_gpus()):

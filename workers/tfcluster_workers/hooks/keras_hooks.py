@@ -16,7 +16,13 @@ from types import ModuleType
 from typing import Any
 
 from tfcluster_workers import chaos, context, doubts, reporting, step_parts
-from tfcluster_workers.hooks import devices, save_hooks, step_clocks, training_facts
+from tfcluster_workers.hooks import (
+    devices,
+    jax_cluster,
+    save_hooks,
+    step_clocks,
+    training_facts,
+)
 from tfcluster_workers.hooks.replacing import replaces
 
 KERAS_DEFAULT = 32
@@ -169,7 +175,9 @@ def _global_batch(
 ) -> int | None:
     try:
         arguments = signature.bind(model, *args, **kwargs).arguments
-        return global_batch_size(arguments.get("x"), requested=arguments.get("batch_size"))
+        data, requested = arguments.get("x"), arguments.get("batch_size")
+        size = global_batch_size(data, requested=requested)
+        return None if size is None else size * jax_cluster.batches_per_step()
     except Exception:
         return None  # Keras itself reports a wrong call
 

@@ -12,6 +12,8 @@ import os
 import shutil
 from typing import Any, Callable
 
+from tfcluster_workers import context
+from tfcluster_workers.hooks import jax_cluster
 from tfcluster_workers.hooks.replacing import replaces
 
 Method = Callable[..., Any]
@@ -20,10 +22,21 @@ Method = Callable[..., Any]
 
 TEMPORARY = "workertemp_"
 """The start of the names of temporary folders, which are never gathered."""
+JAX = "jax"
+"""Stands in for a strategy where JAX has joined several processes."""
+
+
+def strategy_of(model: Any) -> Any:
+    """Return the strategy of a Keras model, `JAX`, or None."""
+    if jax_cluster.keras_backend() == "jax":
+        return JAX if jax_cluster.process_count() > 1 else None
+    return getattr(model, "distribute_strategy", None)
 
 
 def has_peers(strategy: Any) -> bool:
     """Return whether `strategy` (or None) runs this program in two or more processes."""
+    if strategy is JAX:
+        return True
     if strategy is None or not strategy.extended._in_multi_worker_mode():
         return False
     cluster = strategy.cluster_resolver.cluster_spec().as_dict()
@@ -32,11 +45,15 @@ def has_peers(strategy: Any) -> bool:
 
 def may_write(strategy: Any) -> bool:
     """Return whether this process's files are kept: it is the chief, or has no peers."""
+    if strategy is JAX:
+        return jax_cluster.process_index() == 0
     return not has_peers(strategy) or bool(strategy.extended.should_checkpoint)
 
 
 def temporary_name(strategy: Any) -> str:
     """Return this task's folder name, such as `workertemp_worker_1`, which is never gathered."""
+    if strategy is JAX:
+        return f"{TEMPORARY}{context.current().task.replace(':', '_')}"
     resolver = strategy.cluster_resolver
     return f"{TEMPORARY}{resolver.task_type}_{resolver.task_id}"
 
@@ -79,7 +96,7 @@ def replace_method(owner: Any, name: str, replacement: Method) -> None:
             model = args[0] if args else kwargs.get("model")
         else:  # Keras 2's WorkerTrainingState has `_model`; a custom loop may have no model
             model = getattr(self, "model", None) or getattr(self, "_model", None)
-        strategy = getattr(model, "distribute_strategy", None)
+        strategy = strategy_of(model)
         if not has_peers(strategy):
             return stock(self, *args, **kwargs)
         return replacement(strategy, stock, self, *args, **kwargs)

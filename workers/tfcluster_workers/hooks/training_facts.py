@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from tfcluster_workers import context, doubts, reporting
-from tfcluster_workers.hooks import cluster_check, first_batches
+from tfcluster_workers.hooks import cluster_check, first_batches, jax_cluster
 from tfcluster_workers.hooks.replacing import replaces
 
 _restored: list[str] = []
@@ -47,6 +47,8 @@ def note_fit(model: Any) -> None:
     global _way
     if cluster_check.is_outside_scope(model):
         _way = "outside_scope"
+    elif jax_cluster.is_outside_distribution():
+        _way = "outside_distribution"
 
 
 def watch_mirrored_strategy(module: ModuleType) -> None:
@@ -112,19 +114,6 @@ def _watch_jax_gradient(module: ModuleType, name: str) -> None:
             _way = _way or "jax"
             note_gradient()
         return stock(*args, **kwargs)
-
-
-def watch_jax_distributed(module: ModuleType) -> None:
-    """Watch `jax.distributed.initialize`, which waits for all processes."""
-
-    @replaces(vars(module)["State"], "initialize")
-    def initialize(stock: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-        reporting.waiting_for_peers()
-        result = stock(self, *args, **kwargs)
-        reporting.ready()
-        if (self.num_processes or 1) > 1:
-            reporting.meets_peers()
-        return result
 
 
 def watch_horovod(module: ModuleType) -> None:

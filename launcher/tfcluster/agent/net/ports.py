@@ -5,6 +5,10 @@ with TF_GRPC_REUSE_PORT=1 can bind and listen beside it, while every other proce
 run of the same user, gets EADDRINUSE. (Binding *with* SO_REUSEPORT would let two runs share a port
 unnoticed; measured.) The kernel lists no socket that does not listen, so a lock file names the
 holder.
+
+torch's TCPStore binds with SO_REUSEADDR and without SO_REUSEPORT. For it SO_REUSEADDR stays set,
+with which Linux admits a second bind as long as no socket on the port listens: the lock file still
+keeps other runs away, but not another program that asks for this very port.
 """
 
 from __future__ import annotations
@@ -93,7 +97,8 @@ class PortHolder:
                         port = chosen
                     continue
                 if IS_LINUX:
-                    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+                    reuses_address = int(requested.reuses_address)
+                    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuses_address)
                     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
                 else:
                     bound.close()  # elsewhere SO_REUSEPORT set late does not admit a second bind

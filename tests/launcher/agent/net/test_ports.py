@@ -194,3 +194,17 @@ def test_the_probe_does_not_block_a_fixed_port_for_the_next_run() -> None:
     caller.close()
     listener.close()
     assert can_bind(port)
+
+
+def test_a_port_for_torch_admits_a_server_that_only_reuses_addresses(rig: Rig) -> None:
+    """torch's TCPStore sets SO_REUSEADDR and never SO_REUSEPORT (torch/csrc/distributed/c10d)."""
+    wanted = [{"task": "worker:0", "host": "a", "port": 0, "reuses_address": True}]
+    rig.peer.send("hold_ports", ports=wanted)
+    (port,) = rig.peer.take("ports_held")["ports"].values()
+    with socket.socket() as server:
+        with pytest.raises(OSError, match="in use"):
+            server.bind(("127.0.0.1", port))
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind(("0.0.0.0", port))
+        server.listen()
+        assert not can_bind(port)
