@@ -87,9 +87,12 @@ def serving() -> None:
         profiling.serve()
 
 
-def saves_on_sigterm() -> None:
-    """Report that this task saves its state on SIGTERM, so it needs the whole grace time."""
-    _send_once("saves_on_sigterm")
+def saves_on_sigterm(*, is_over: bool = False) -> None:
+    """Report that this task saves its state on SIGTERM, so it needs the whole grace time.
+
+    `is_over`: it did, and no longer does.
+    """
+    _send("saves_on_sigterm", **({"is_over": True} if is_over else {}))
 
 
 def saved(path: str, *, step: int | None = None) -> None:

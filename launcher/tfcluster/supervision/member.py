@@ -259,8 +259,8 @@ class Member:
                 return replace(self, waits_since=None, has_joined=True)
             case msg.Serving():
                 return replace(self, serves=True)
-            case msg.SavesOnSigterm():
-                return replace(self, saves_on_sigterm=True)
+            case msg.SavesOnSigterm(is_over=is_over):
+                return replace(self, saves_on_sigterm=not is_over)
             case msg.Saved(step=saved):
                 return replace(self, saved=True, saved_step=saved)
             case msg.SavedElsewhere(step=saved):

@@ -11,16 +11,18 @@ import functools
 import inspect
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
 from tfcluster_workers import chaos, context, doubts, reporting, step_parts
 from tfcluster_workers.hooks import (
     devices,
+    fit_position,
     jax_cluster,
     save_hooks,
     step_clocks,
+    stop_saves,
     training_facts,
 )
 from tfcluster_workers.hooks.replacing import replaces
@@ -96,11 +98,26 @@ def watch_callback_list(module: ModuleType) -> None:
         stock(self, *args, **kwargs)
         _add_reporter(self)
 
-    for name in ("on_epoch_begin", "on_train_batch_begin", "on_epoch_end"):
-        _time_callbacks(callback_list, name)
+    _time_callbacks(callback_list, "on_train_batch_begin")
+
+    @replaces(callback_list, "on_epoch_begin")
+    def begin_epoch(stock: Any, self: Any, epoch: int, logs: Any = None) -> None:
+        with reporting.parts.of(step_parts.CALLBACKS):
+            stock(self, epoch, logs)
+        if (position := fit_position.current()) is not None:
+            position.begin_epoch(self.model, epoch)
+
+    @replaces(callback_list, "on_epoch_end")
+    def end_epoch(stock: Any, self: Any, epoch: int, logs: Any = None) -> None:
+        if (position := fit_position.current()) is not None:
+            position.end_epoch(epoch)
+        with reporting.parts.of(step_parts.CALLBACKS):
+            stock(self, epoch, logs)
 
     @replaces(callback_list, "on_train_batch_end")
     def end_batch(stock: Any, self: Any, batch: int, logs: Any = None) -> None:
+        if (position := fit_position.current()) is not None:
+            position.end_batch(batch)
         with reporting.parts.of(step_parts.CALLBACKS):
             stock(self, batch, logs)
         reporter = vars(self).get(_REPORTER)
@@ -150,13 +167,14 @@ def watch_fit(module: ModuleType) -> None:
         _fitting.batch_size = _global_batch(signature, self, args, kwargs)
         doubts.fit_begins()
         try:
-            with step_clocks.never_saved():
+            with step_clocks.never_saved(), fit_position.of_fit():
                 result = stock(self, *args, **kwargs)
         except BaseException as error:
             doubts.fit_ends(error)
             raise
         finally:
             _fitting.batch_size = before
+            stop_saves.fit_ends()
         doubts.fit_ends(None)
         return result
 
@@ -184,7 +202,11 @@ def _global_batch(
 
 def _add_reporter(callbacks: Any) -> None:
     is_keras_2 = hasattr(callbacks, "_should_call_train_batch_hooks")
-    reporter = FitReporter(getattr(_fitting, "batch_size", None), sums_replicas=is_keras_2)
+    reporter = FitReporter(
+        getattr(_fitting, "batch_size", None),
+        sums_replicas=is_keras_2,
+        callbacks=callbacks.callbacks,
+    )
     try:
         reporter.set_model(getattr(callbacks, "model", None))
         reporter.set_params(getattr(callbacks, "params", None) or {})
@@ -204,7 +226,10 @@ class FitReporter:
     _supports_tf_logs = True  # Keras 2: pass the tensors as they are
     async_safe = True  # Keras 3: may run in parallel with the training step
 
-    def __init__(self, global_batch: int | None, *, sums_replicas: bool) -> None:
+    def __init__(
+        self, global_batch: int | None, *, sums_replicas: bool, callbacks: Sequence[Any] = ()
+    ) -> None:
+        self._callbacks = callbacks
         self.params: Mapping[str, Any] = {}
         self.validation_data = None
         self._batch_size = global_batch
@@ -236,6 +261,8 @@ class FitReporter:
         self._is_resuming = True
         self._epochs = _count_in(self.params, "epochs")
         self._steps_per_epoch = _count_in(self.params, "steps")
+        if fit_position.current() is not None:  # else a script's own loop
+            stop_saves.fit_begins(self._model, self._callbacks)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._epoch = epoch + 1
@@ -259,6 +286,8 @@ class FitReporter:
             self._poll_servers()
         else:
             reporting.step_done(self._reading(logs, divisor=self._divisor()))
+            if fit_position.current() is not None:
+                stop_saves.step_done()
 
     def step_of(self, batch: int) -> int:
         """Return the step at the end of a batch, the last one of `steps_per_execution`."""

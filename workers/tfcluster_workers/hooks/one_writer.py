@@ -82,10 +82,11 @@ def remove(folder: str) -> None:
         tf.io.gfile.rmtree(folder)
 
 
-def replace_method(owner: Any, name: str, replacement: Method) -> None:
+def replace_method(owner: Any, name: str, replacement: Method, alone: Method | None = None) -> None:
     """Replace `owner.name` by `replacement(strategy, stock, self, …)`, once.
 
-    `stock` is the original method, which still runs unless several workers train.
+    `stock` is the original method. It still runs unless several workers train, or else `alone`,
+    which takes the same arguments.
     """
     if getattr(owner, name, None) is None:
         return
@@ -98,7 +99,9 @@ def replace_method(owner: Any, name: str, replacement: Method) -> None:
             model = getattr(self, "model", None) or getattr(self, "_model", None)
         strategy = strategy_of(model)
         if not has_peers(strategy):
-            return stock(self, *args, **kwargs)
+            if alone is None:
+                return stock(self, *args, **kwargs)
+            return alone(strategy, stock, self, *args, **kwargs)
         return replacement(strategy, stock, self, *args, **kwargs)
 
 

@@ -14,6 +14,7 @@ from tfcluster_workers.hooks import (
     devices,
     first_contact,
     save_hooks,
+    stop_saves,
     training_facts,
     weights,
 )
@@ -152,18 +153,24 @@ def _text(target: Any) -> str:
 
 
 def watch_preemption(module: ModuleType) -> None:
-    """Watch PreemptionCheckpointHandler: it saves on SIGTERM, so it needs the whole grace time."""
+    """Watch a script's PreemptionCheckpointHandler: a task that saves needs the whole grace time.
+
+    That of `stop_saves` reports by itself.
+    """
     handler = vars(module)["PreemptionCheckpointHandler"]
 
     @replaces(handler, "__init__")
     def construct(stock: Any, self: Any, *args: Any, **kwargs: Any) -> None:
         stock(self, *args, **kwargs)
-        reporting.saves_on_sigterm()
+        if not stop_saves.is_of_fit(self):
+            stop_saves.note_own_handler()
+            reporting.saves_on_sigterm()
 
     @replaces(handler, "_save_checkpoint")
     def save(stock: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         saved = stock(self, *args, **kwargs)
-        if self._is_chief:  # the others' folders are removed at once
+        # The others' folders are removed at once; a backup has been reported.
+        if self._is_chief and not stop_saves.is_of_fit(self):
             # A script's own `save_fn` may use no manager.
             latest = getattr(self._write_checkpoint_manager, "latest_checkpoint", None)
             path = save_hooks.absolute_path(str(latest)) if latest else "checkpoint"

@@ -13,6 +13,7 @@ workers. A script needs no change.
 from __future__ import annotations
 
 import atexit
+import json
 import os
 import shutil
 import tempfile
@@ -20,7 +21,7 @@ from types import ModuleType
 from typing import Any
 
 from tfcluster_workers import reporting
-from tfcluster_workers.hooks import keras_hooks, one_writer
+from tfcluster_workers.hooks import fit_position, keras_hooks, one_writer
 from tfcluster_workers.hooks.one_writer import Method
 from tfcluster_workers.keras3 import release
 from tfcluster_workers.keras3.patches import require_function
@@ -32,7 +33,8 @@ def patch(callbacks: ModuleType) -> None:
         return
     for owner, methods in _REPLACEMENTS.items():
         for name, replacement in methods.items():
-            one_writer.replace_method(vars(callbacks).get(owner), name, replacement)
+            alone = _ALONE.get((owner, name))
+            one_writer.replace_method(vars(callbacks).get(owner), name, replacement, alone)
 
 
 # -- ModelCheckpoint: other workers save into a folder that is removed after each save ------------
@@ -58,6 +60,8 @@ def _save_checkpoint(strategy: Any, stock: Method, self: Any, *args: Any, **kwar
 
 # -- BackupAndRestore: all restore the chief's backup, only the chief removes it ------------------
 
+_POSITION = "tfcluster_position"
+"""The key of the position in Keras's file of metadata."""
 _finished: set[str] = set()
 """Backups of a `fit` that has ended in this process: the chief removes them, none is restored."""
 
@@ -65,9 +69,54 @@ _finished: set[str] = set()
 def _restore(strategy: Any, stock: Method, self: Any, *args: Any, **kwargs: Any) -> Any:
     if not one_writer.may_write(strategy) and self.backup_dir in _finished:
         return None  # in the next `fit`: the chief may not have removed it yet
+    return _restore_position(strategy, stock, self, *args, **kwargs)
+
+
+def _restore_position(strategy: Any, stock: Method, self: Any, *args: Any, **kwargs: Any) -> Any:
     result = stock(self, *args, **kwargs)
+    if _exists(self._training_metadata_path):
+        with _open(self._training_metadata_path) as file:
+            saved = json.load(file).get(_POSITION)
+        steps_per_epoch = (getattr(self, "params", None) or {}).get("steps")
+        resumed = fit_position.resume(saved, steps_per_epoch)
+        if resumed is not None:
+            self.model._initial_epoch = resumed[0]
     # Keras does not keep the epoch it resumes in, and would save 0 until that epoch has ended.
     self._current_epoch = self.model._initial_epoch or 0
+    return result
+
+
+def _save_position(strategy: Any, stock: Method, self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Save a backup with the position in its epoch, which Keras saves but never reads."""
+    position = fit_position.save(self.model)
+    result = stock(self, *args, **kwargs)
+    if position is not None:
+        with _open(self._training_metadata_path) as file:
+            saved = json.load(file)
+        with _open(self._training_metadata_path, "w") as file:
+            file.write(json.dumps({**saved, _POSITION: position}))
+    return result
+
+
+def _exists(path: str) -> bool:
+    if "://" not in path:
+        return os.path.exists(path)
+    import tensorflow as tf
+
+    return bool(tf.io.gfile.exists(path))
+
+
+def _open(path: str, mode: str = "r") -> Any:
+    if "://" not in path:
+        return open(path, mode)
+    import tensorflow as tf
+
+    return tf.io.gfile.GFile(path, mode)
+
+
+def _back_up_alone(strategy: Any, stock: Method, self: Any, *args: Any, **kwargs: Any) -> Any:
+    result = _save_position(strategy, stock, self, *args, **kwargs)
+    reporting.saved(os.path.abspath(self.backup_dir), step=keras_hooks.steps_done(self.model))
     return result
 
 
@@ -77,13 +126,13 @@ def _back_up(strategy: Any, stock: Method, self: Any, *args: Any, **kwargs: Any)
     real = str(self.backup_dir)
     is_real = one_writer.may_write(strategy)
     if is_real and "://" in real:
-        return stock(self, *args, **kwargs)
+        return _save_position(strategy, stock, self, *args, **kwargs)
     folder = one_writer.temporary_path(real, strategy)
     if is_real:
         folder = os.path.join(real, one_writer.temporary_name(strategy))
     _write_below(self, folder)
     try:
-        result = stock(self, *args, **kwargs)
+        result = _save_position(strategy, stock, self, *args, **kwargs)
         if is_real:
             _put_in_place(folder, real, keep_previous=getattr(self, "double_checkpoint", False))
     finally:
@@ -158,6 +207,11 @@ _REPLACEMENTS: dict[str, dict[str, Method]] = {
     "TensorBoard": {"set_model": _begin_events, "on_train_end": _end_events},
     "CSVLogger": {"on_train_begin": one_writer.begin_csv},
 }
+_ALONE: dict[tuple[str, str], Method] = {
+    ("BackupAndRestore", "on_train_begin"): _restore_position,
+    ("BackupAndRestore", "_save_model"): _back_up_alone,
+}
+"""The replacements that also act where one worker trains."""
 
 
 def require_methods(callbacks: Any) -> None:

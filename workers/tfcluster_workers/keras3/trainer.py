@@ -13,6 +13,7 @@ import functools
 import sys
 from typing import Any
 
+from tfcluster_workers.hooks import fit_position
 from tfcluster_workers.keras3 import batches, release, variables
 from tfcluster_workers.keras3.patches import (
     OtherKerasError,
@@ -40,6 +41,7 @@ def add_to(patches: Patches, keras: Any) -> None:
             " experimental_local_results"
         )
     _patch_reduction(patches, module, reduction)
+    _patch_epochs(patches, module)
     for name, step in _STEPS.items():
         _patch_step(patches, trainer, name, step)
     # Since 3.7 one method makes the functions for training and for testing.
@@ -50,7 +52,6 @@ def add_to(patches: Patches, keras: Any) -> None:
         require_function(trainer, "make_train_function", uses=[reduction])
     builder = find_function(trainer, takes=_TAKES_BATCH, uses=["_symbolic_build"])
     if builder is not None:
-        _require_specs(module)
         _patch_build(patches, trainer, builder)
     elif release.numbers(str(keras.__version__)) >= (3, 5):  # before, the first step builds a model
         raise OtherKerasError(
@@ -59,12 +60,16 @@ def add_to(patches: Patches, keras: Any) -> None:
         )
 
 
-def _require_specs(module: Any) -> None:
-    """Raise OtherKerasError unless an iterator of `module` has what `_first_batch` reads."""
+def _patch_epochs(patches: Patches, module: Any) -> None:
+    """Have `fit` go on in the middle of an epoch; require what `_first_batch` reads, too."""
     read = ("_distributed_dataset", "data_adapter")
     classes = (value for value in vars(module).values() if isinstance(value, type))
-    if not any(find_function(each, uses=read) for each in classes):
+    iterator = next((each for each in classes if find_function(each, uses=read)), None)
+    if iterator is None:
         raise OtherKerasError(f"no iterator of {module.__name__} has {' and '.join(read)}")
+    names = ("_enumerate_iterator", "enumerate_epoch")  # the first one since 3.5
+    name = next((each for each in names if hasattr(iterator, each)), names[0])
+    patches.replaces(iterator, name, takes=["self"])(fit_position.enumerate_steps)
 
 
 def _patch_reduction(patches: Patches, module: Any, name: str) -> None:
