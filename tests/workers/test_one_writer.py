@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tfcluster_workers.hooks import keras2_callbacks, one_writer
+from tfcluster_workers.hooks import fit_position, keras2_callbacks, one_writer
 from tfcluster_workers.keras3 import callbacks as keras3_callbacks
 
 
@@ -255,10 +255,18 @@ def test_a_later_fit_resumes_from_its_own_backup() -> None:
     assert other.model._initial_epoch == 3
 
 
-def test_with_keras_2_a_later_fit_resumes_from_its_own_backup() -> None:
+def test_with_keras_2_a_later_fit_resumes_from_its_own_backup(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(keras2_callbacks, "_position_class", lambda: lambda model: None)
+
     class WorkerTrainingState:
-        read_checkpoint_manager = SimpleNamespace(directory="backup/chief")
+        read_checkpoint_manager = SimpleNamespace(
+            directory="backup/chief", checkpoint=SimpleNamespace()
+        )
         _model = Model(OTHER)
+
+        def maybe_load_initial_counters_from_ckpt(self) -> None: ...
 
         def back_up(self, epoch: int) -> None: ...
 
@@ -277,6 +285,39 @@ def test_with_keras_2_a_later_fit_resumes_from_its_own_backup() -> None:
     assert state.restore() is None
     state.back_up(1)
     assert state.restore() == "restored"
+
+
+@pytest.mark.parametrize(
+    ("batches", "resumed"), [(0, (2, 0)), (2, (2, 2)), (4, (3, 0))], ids=["none", "some", "all"]
+)
+def test_a_backup_resumes_with_the_next_batch_of_its_epoch(
+    batches: int, resumed: tuple[int, int]
+) -> None:
+    """It holds the position; the data begin later by the batches that are done."""
+    made = backup(keras(), CHIEF)
+    made.params = {"steps": 4}
+    made._current_epoch = 2
+    made.model.metrics = []
+    with fit_position.of_fit():
+        position = fit_position.current()
+        assert position is not None
+        position.begin_epoch(made.model, 2)
+        if batches:
+            position.end_batch(batches - 1)
+        made._save_model()
+    with fit_position.of_fit():
+        made.on_train_begin()
+        assert made.model._initial_epoch == resumed[0]
+        position = fit_position.current()
+        assert position is not None
+        position.begin_epoch(made.model, resumed[0])
+        assert (position.epoch, position.batches) == resumed
+        data = iter("abcd")
+        steps = ((first, first + 1, data) for first in (0, 2))  # two steps in a call
+        iterator = SimpleNamespace(steps_per_execution=2)
+        left = [entry[0] for entry in fit_position.enumerate_steps(lambda _: steps, iterator)]
+        assert left == list(range(resumed[1], 4, 2))
+        assert next(data) == "abcd"[resumed[1]]
 
 
 def test_a_chief_killed_during_a_backup_leaves_the_previous_backup() -> None:

@@ -63,7 +63,7 @@ def _count_time(goodput: Goodput, event: Event, status: Status, now: float) -> N
     """Count the time until `event`; `status`: the run's after it."""
     match event:
         case ev.Progress(task=task, step=step) if not task.startswith("evaluator:"):
-            goodput.take_step(task, step, now)
+            goodput.take_step(task, step, now, per_call=event.steps_per_execution or 1)
         case ev.TaskStarted():
             goodput.start_process(now)
         case ev.TaskExited():

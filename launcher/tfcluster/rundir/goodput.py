@@ -64,6 +64,8 @@ class Goodput:
     """The time of the last exit of a task since `since`."""
     restarts: int = 0
     """The restarts that interrupted the steps: of the gang, or of the whole job."""
+    lost_steps: int = 0
+    """The steps that had to be done again after restarts, counted once for each restart."""
 
     @property
     def seconds(self) -> dict[str, float]:
@@ -82,6 +84,11 @@ class Goodput:
         return round(seconds.get(Part.STEPS, 0.0) / sum(seconds.values()), 4)
 
     @property
+    def has_resumed(self) -> bool:
+        """True if the steps go on, or have gone on, after the last restart."""
+        return self.restarts > 0 and self.doing not in (Part.RESTART, Part.RESTORE, Part.QUEUE)
+
+    @property
     def restart_cost(self) -> dict[str, float]:
         """Mean seconds per restart of the parts that restarts cause; empty without a restart."""
         seconds = self.seconds if self.restarts else {}
@@ -93,8 +100,8 @@ class Goodput:
         figures = {"share": self.share, "seconds": self.seconds, "restart_cost": self.restart_cost}
         return figures | object_to_json(self)
 
-    def take_step(self, task: str, step: int, now: float) -> None:
-        """Note that `task` has reported `step`."""
+    def take_step(self, task: str, step: int, now: float, *, per_call: int = 1) -> None:
+        """Note that `task` has reported `step`, the last one of the `per_call` of a call."""
         if self.doing == Part.STEPS:
             if task != self.task:
                 return
@@ -102,6 +109,8 @@ class Goodput:
             self._count(self.since + known * max(0.0, now - self.since), Part.REPEATED)
             self._count(now, Part.STEPS)
         elif self.doing in (Part.START, Part.RESTORE, Part.STALLED):
+            if self.doing == Part.RESTORE and self.done_before is not None:
+                self.lost_steps += max(0, self.done_before - (step - per_call))
             self._count(now)
             self.doing, self.task = Part.STEPS, task
         else:

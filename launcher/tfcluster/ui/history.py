@@ -119,6 +119,7 @@ def list_facts(snapshot: RunSnapshot, *, has_timeline: bool = False) -> tuple[tu
         ("attempt", "" if has_timeline else format_attempt(snapshot)),
         ("restarts", "" if has_timeline else _list_restarts(snapshot.restarts)),
         ("injected", "\n".join(map(_format_fault, snapshot.chaos))),
+        ("lost", format_unsaved(snapshot)),
         ("goodput", "" if has_timeline else format_goodput(snapshot.goodput)),
     ).pairs
 
@@ -132,13 +133,38 @@ def format_goodput(goodput: Goodput | None) -> str:
     groups = ((words, sum(seconds.get(part, 0.0) for part in parts)) for words, parts in _LOST)
     lost = ", ".join(f"{w} {format_duration(s)}" for w, s in groups if s >= total / 1000)
     head = f"{share:.1%}{': ' if lost else ''}{lost}"
-    return "\n".join(filter(None, [head, _format_restart_cost(goodput.restart_cost)]))
+    return "\n".join(filter(None, [head, _format_restart_cost(goodput)]))
 
 
-def _format_restart_cost(cost: Mapping[str, float]) -> str:
+def _format_restart_cost(goodput: Goodput) -> str:
+    cost = goodput.restart_cost
     parts = ", ".join(f"{format_duration(cost[p])} {words}" for p, words in _COSTS if p in cost)
-    total = format_duration(sum(cost.values()))
-    return f"a restart cost {total} on average: {parts}" if parts else ""
+    if not parts:
+        return ""
+    steps = plural(goodput.lost_steps, "step") if goodput.lost_steps else "no step"
+    lost = f"; {steps} lost" if goodput.has_resumed else ""
+    return f"a restart cost {format_duration(sum(cost.values()))} on average: {parts}{lost}"
+
+
+def format_unsaved(snapshot: RunSnapshot) -> str:
+    """Return how many steps a run that was stopped has taken since its newest checkpoint.
+
+    Empty where that is not known: not every checkpoint has a step.
+    """
+    goodput = snapshot.goodput
+    if snapshot.status is not Status.INTERRUPTED or goodput is None or goodput.step is None:
+        return ""
+    begin = (snapshot.resumed_from or {"step": 0}).get("step")
+    saved = [begin, *(record.get("step") for record in snapshot.checkpoints)]
+    known = [step for step in saved if step is not None]
+    if len(known) < len(saved) or snapshot.missed:
+        return ""
+    if (steps := goodput.step - max(known)) <= 0:
+        return "no step"
+    where = "since the newest checkpoint"
+    if not snapshot.checkpoints:
+        where = "unless they are saved elsewhere: no checkpoint was gathered"
+    return f"{plural(steps, 'step')} {where}"
 
 
 def format_stall(stall: Mapping[str, Any] | None, now: float | None) -> str:

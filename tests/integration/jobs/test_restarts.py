@@ -1,4 +1,4 @@
-"""After one of two workers is killed, both resume at the same step, with Keras or a custom loop.
+"""After one of two workers is killed or told to stop, both resume at the same step.
 
 Each task has its own folder (TFCLUSTER_CHECKPOINT_DIR), and only the chief's has the state until
 tfcluster copies it to all of them. The scripts find their state by that variable alone.
@@ -6,13 +6,13 @@ tfcluster copies it to all of them. The scripts find their state by that variabl
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
 from .lab import PYTHONS, Lab, Trained, a_lab
 
-# Each test starts two TensorFlow workers twice.
+# Each test starts two TensorFlow workers two or three times.
 TASKS = ("worker:0", "worker:1")
 pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -31,24 +31,53 @@ data = tf.data.Dataset.from_tensor_slices((x, x.sum(axis=1, keepdims=True))).bat
 options = tf.data.Options()
 options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
 data = data.with_options(options)
-with strategy.scope():
-    model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
-    model.compile(optimizer=keras.optimizers.SGD(0.01, momentum=0.9), loss="mse")
+
+def build():
+    keras.utils.set_random_seed(1)
+    with strategy.scope():
+        made = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
+        optimizer = keras.optimizers.SGD(0.01, momentum=0.9)
+        made.compile(optimizer=optimizer, loss="mse", metrics=["mae"])
+    return made
+
+model = build()
 """
 
 FIT = (
     SETUP
     + """
+import threading, time
+
 class First(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch, logs=None):
         total = sum(float(np.abs(weight).sum()) for weight in model.get_weights())
         print(f"epoch {epoch} from step {int(model.optimizer.iterations.numpy())}"
               f" weights {total:.6f}", flush=True)
 
+class Losses(keras.callbacks.Callback):
+    def __init__(self, name):
+        super().__init__()
+        self.name = name
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
+    def on_train_batch_end(self, batch, logs=None):
+        print(self.name, self.epoch, batch, logs["loss"], logs["mae"], flush=True)
+    def on_epoch_end(self, epoch, logs=None):
+        print(self.name, epoch, "end", logs["loss"], logs["mae"], flush=True)
+
+class AfterSigterm(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        watches = lambda: any("TerminationSignal" in t.name for t in threading.enumerate())
+        while int(model.optimizer.iterations.numpy()) == 14 and told_to_stop and watches():
+            time.sleep(0.05)  # TensorFlow asks each second whether SIGTERM has come
+
+told_to_stop = os.environ["TFCLUSTER_TASK"] == "worker:1" and os.environ["TFCLUSTER_ATTEMPT"] == "2"
 freq = sys.argv[2] if sys.argv[2] == "epoch" else int(sys.argv[2])
 backup = keras.callbacks.BackupAndRestore(os.path.join(folder, "backup"), save_freq=freq)
-model.fit(data, epochs=4, steps_per_epoch=4, verbose=0, callbacks=[backup, First()])
+fit = {"epochs": 5, "steps_per_epoch": 4, "verbose": 0}
+model.fit(data, **fit, callbacks=[backup, First(), Losses("fit"), AfterSigterm()])
 print("left", [name for _, _, names in os.walk(folder) for name in names], flush=True)
+build().fit(data, **fit, callbacks=[Losses("undisturbed")])
 """
 )
 
@@ -93,12 +122,12 @@ def lab() -> Iterator[Lab]:
         yield made
 
 
-def killed_and_restarted(lab: Lab, python: str, fault: str, *script: str) -> Trained:
+def restarted(lab: Lab, python: str, faults: Sequence[str], *script: str) -> Trained:
     sets = ("--set=supervision.backoff_s=0", "--set=supervision.max_restarts=1")
-    options = (f"--python={PYTHONS[python]}", *sets, "--chaos", fault)
-    trained = lab.train("run", "-n", "2", *options, *script)
+    chaos = (f"--chaos={fault}" for fault in faults)
+    trained = lab.train("run", "-n", "2", f"--python={PYTHONS[python]}", *sets, *chaos, *script)
     assert trained.code == 0, trained.complaint()
-    assert trained.state["attempt"] == 2
+    assert trained.state["attempt"] == 1 + len(faults)
     return trained
 
 
@@ -110,23 +139,49 @@ def assert_both_resume_at(trained: Trained, step: int) -> None:
     printed = [trained.said(task, r"^epoch \S+ (from step \d+ weights \S+)") for task in TASKS]
     assert printed[0] == printed[1], "the same state in every epoch of both attempts"
     assert f"from step {step - 1} weights" in " ".join(printed[0])
-    (record,) = trained.state["chaos"]
-    assert record["resumed_step"] == step
-    (restart,) = trained.of("restarting")
-    assert restart["from_step"] == step - 1
-    assert_goodput(trained)
+    assert trained.state["chaos"][0]["resumed_step"] == step
+    assert trained.of("restarting")[0]["from_step"] == step - 1
+    assert_goodput(trained, lost_steps=11 - (step - 1))
 
 
-def assert_goodput(trained: Trained) -> None:
+def assert_goodput(trained: Trained, *, lost_steps: int) -> None:
     """Check that the parts of the time are those between the events, and nothing is missing."""
     goodput, ended = trained.state["goodput"], trained.state["ended_at"]
-    starts = [e["time"] for e in trained.of("task_started") if e["attempt"] == 2]
-    steps = {a: [e["time"] for e in trained.of("progress") if e["attempt"] == a] for a in (1, 2)}
-    assert goodput["restarts"] == 1
+    attempts = range(1, trained.state["attempt"] + 1)
+    starts = {
+        a: [e["time"] for e in trained.of("task_started") if e["attempt"] == a] for a in attempts
+    }
+    steps = {a: [e["time"] for e in trained.of("progress") if e["attempt"] == a] for a in attempts}
+    assert goodput["restarts"] == len(attempts) - 1
+    assert goodput["lost_steps"] == lost_steps
     seconds = goodput["seconds"]
-    assert seconds["restore"] == pytest.approx(steps[2][0] - max(starts), abs=1)
+    restore_s = sum(steps[a][0] - max(starts[a]) for a in attempts[1:])
+    assert seconds["restore"] == pytest.approx(restore_s, abs=1)
     assert seconds["start"] == pytest.approx(steps[1][0] - trained.state["started_at"], abs=1)
     assert sum(seconds.values()) == pytest.approx(ended - trained.state["started_at"], abs=1)
+
+
+def assert_told_to_stop_loses_nothing(trained: Trained) -> None:
+    """Check the end of attempt 2: SIGTERM in the middle of an epoch, to worker:1 alone."""
+    exits = {e["task"]: e["exit_code"] for e in trained.of("task_exited") if e["attempt"] == 2}
+    assert exits == dict.fromkeys(TASKS, 42)
+    restart = trained.of("restarting")[1]
+    assert restart["from_step"] == 15, "the step after the one in which the news arrived"
+    assert "preempted" in restart["reason"]
+    for task in TASKS:
+        third = [e["step"] for e in trained.of("progress", task) if e["attempt"] == 3]
+        assert third[0] == 16
+        resumed, undisturbed = (numbers_of(trained, task, fit) for fit in ("fit", "undisturbed"))
+        assert len(undisturbed) == 25, "20 steps and 5 epochs"
+        assert resumed.keys() == undisturbed.keys()
+        for place, numbers in resumed.items():
+            assert numbers == pytest.approx(undisturbed[place], rel=1e-5), place
+
+
+def numbers_of(trained: Trained, task: str, fit: str) -> dict[tuple[str, str], list[float]]:
+    """Return epoch and batch → the last loss and error that `task` printed for them."""
+    lines = (line.split() for line in trained.said(task, rf"^{fit} (\d .*)"))
+    return {(epoch, batch): list(map(float, numbers)) for epoch, batch, *numbers in lines}
 
 
 @pytest.mark.parametrize(
@@ -139,12 +194,13 @@ def assert_goodput(trained: Trained) -> None:
 def test_both_workers_resume_from_the_chiefs_backup(
     lab: Lab, python: str, keras: str, every: str, victim: str, first: int
 ) -> None:
-    fault = f"kill {victim} at step 11"
-    trained = killed_and_restarted(lab, python, fault, "fit.py", keras, every)
+    faults = (f"kill {victim} at step 11", "term worker:1 at step 13 in attempt 2")
+    trained = restarted(lab, python, faults, "fit.py", keras, every)
     assert_both_resume_at(trained, first)
+    assert_told_to_stop_loses_nothing(trained)
     assert trained.said("worker:0", r"^left (.*)") == ["[]"], "a finished fit deletes its backup"
 
 
 def test_both_workers_resume_from_the_chiefs_checkpoint_manager(lab: Lab) -> None:
-    trained = killed_and_restarted(lab, "tf215", "kill worker:1 at step 11", "loop.py", "tf.keras")
+    trained = restarted(lab, "tf215", ["kill worker:1 at step 11"], "loop.py", "tf.keras")
     assert_both_resume_at(trained, 10)

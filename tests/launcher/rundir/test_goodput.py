@@ -80,6 +80,18 @@ def test_steps_up_to_that_of_the_failure_are_done_again(paths: RunPaths) -> None
         "start": 10.0, "steps": 30.0 + 5.0 + 20.0, "restart": 6.0, "restore": 5.0, "repeated": 5.0,
     }  # fmt: skip
     assert goodput.restart_cost == {"restart": 6.0, "restore": 5.0, "repeated": 5.0}
+    assert goodput.lost_steps == 11
+
+
+@pytest.mark.parametrize(("first", "per_call", "lost"), [(32, 1, 0), (40, 10, 1), (1, 1, 31)])
+def test_the_steps_after_the_checkpoint_of_a_restart_are_lost(
+    paths: RunPaths, first: int, per_call: int, lost: int
+) -> None:
+    """The first report of an attempt is that of its first call, which may do several steps."""
+    resumed = ev.Progress(task="worker:0", attempt=2, step=first, steps_per_execution=per_call)
+    restart = ((42.0, restarting(2)), (44.0, started(2)), (50.0, resumed), (51.0, step(60, 2)))
+    goodput = fold(paths, *TRAINED, (40.0, step(31)), *restart)
+    assert (goodput.lost_steps, goodput.has_resumed) == (lost, True)
 
 
 def test_an_attempt_that_fails_sooner_hides_none_of_the_steps_done_before(paths: RunPaths) -> None:

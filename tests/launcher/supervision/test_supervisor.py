@@ -193,6 +193,13 @@ def test_a_stop_during_the_delay_before_a_restart_ends_the_run_at_once() -> None
     assert replay.supervisor.next_attempt is None
 
 
+def test_a_task_that_no_longer_saves_is_stopped_as_one_that_never_did() -> None:
+    """Keras's `fit` has ended, and the script evaluates."""
+    replay = replay_of().says("worker:0", "saves_on_sigterm")
+    replay.says("worker:0", "saves_on_sigterm", is_over=True).stop()
+    assert [o.grace_s for o in replay.orders if isinstance(o, do.StopTasks)] == [2.0]
+
+
 def test_a_second_stop_kills_the_tasks() -> None:
     replay = replay_of().says("worker:0", "saves_on_sigterm").stop(2)
     assert [o.grace_s for o in replay.orders if isinstance(o, do.StopTasks)] == [30.0, 2.0, 0.0]

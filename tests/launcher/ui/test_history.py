@@ -171,7 +171,7 @@ def test_what_has_happened_to_a_run_is_listed(facts: dict[str, Any], shown: dict
 def test_the_summary_says_where_the_time_went_and_what_a_restart_cost(paths: RunPaths) -> None:
     spent = {"start": 11.251, "steps": 14.804, "restart": 1.467, "restore": 1.42}
     spent |= {"repeated": 2.023, "other": 4.96, "gathering": 0.067, "stalled": 0.03}
-    known = Goodput(since=50.0, until=50.0, counted=spent, step=500, restarts=1)
+    known = Goodput(since=50.0, until=50.0, counted=spent, step=500, restarts=1, lost_steps=60)
     run = replace(snapshot(Status.SUCCEEDED), goodput=known)
     shown = plain_text(closing_panel(run, paths), 100)
     assert unprinted("guides/goodput.md", "41.1%", shown) == []
@@ -179,6 +179,37 @@ def test_the_summary_says_where_the_time_went_and_what_a_restart_cost(paths: Run
     assert "goodput" not in dict(history.list_facts(run, has_timeline=True))
     for unknown in (None, Goodput(since=50.0, until=60.0)):
         assert "goodput" not in dict(history.list_facts(replace(run, goodput=unknown)))
+
+
+@pytest.mark.parametrize(
+    ("lost", "doing", "said"),
+    [(0, "steps", "; no step lost"), (60, "steps", "; 60 steps lost"), (0, "restore", "")],
+)
+def test_the_cost_of_restarts_includes_the_lost_steps(lost: int, doing: str, said: str) -> None:
+    known = Goodput(
+        since=50.0, until=50.0, counted={"restart": 2.0}, step=9, restarts=1, lost_steps=lost,
+        doing=doing,
+    )  # fmt: skip
+    shown = history.format_goodput(known).splitlines()[1]
+    assert shown == f"a restart cost 2.0 s on average: 2.0 s until the processes ran{said}"
+
+
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [
+        ([500], "no step"),
+        ([500, 400], "no step"),
+        ([400], "100 steps since the newest checkpoint"),
+        ([400, None], None),
+        ([], "500 steps unless they are saved elsewhere: no checkpoint was gathered"),
+    ],
+)
+def test_a_stopped_run_says_how_many_steps_are_lost(steps: list[int | None], said: str) -> None:
+    run = snapshot(Status.INTERRUPTED)
+    run.goodput = Goodput(since=50.0, until=50.0, step=500)
+    run.checkpoints = [{"path": "checkpoints/backup", "step": step} for step in steps]
+    assert dict(history.list_facts(run)).get("lost") == said
+    assert "lost" not in dict(history.list_facts(replace(run, status=Status.RUNNING)))
 
 
 def test_a_verdict_on_the_steps_is_no_reason_while_no_steps_are_taken() -> None:

@@ -187,7 +187,6 @@ def _assign(variable: Any, value: Any) -> None:
 
 def _metric_variables(model: Any) -> list[Any]:
     """Return TensorFlow's variables of all metrics, in an order that all workers share."""
-    import tensorflow as tf
-
     variables = [variable for metric in model.metrics for variable in metric.variables]
-    return [each if isinstance(each, tf.Variable) else each.value for each in variables]
+    # A variable of Keras 3 has one of TensorFlow as its value; TensorFlow's own has a method.
+    return [each if callable(each.value) else each.value for each in variables]

@@ -23,7 +23,7 @@ from tfcluster_workers.hooks import one_writer
 PREEMPTED = 42
 """The exit code of a task that has saved because it was told to stop."""
 PEER_TIMEOUT_MS = 1000
-"""How long the news of a peer's backup may take: it is there since that peer's `fit` began."""
+"""Milliseconds to wait for what a peer has announced at the begin of its `fit`."""
 
 _KEY = "tfcluster_saves_when_told_to_stop"
 _OF_FIT = "_tfcluster_of_fit"
