@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -25,6 +26,9 @@ class Strategy:
     is_multi_worker: bool = True
     extended: Any = field(init=False)
     cluster_resolver: Any = field(init=False)
+
+    def scope(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def __post_init__(self) -> None:
         hosts = {"worker": ["host:1"] * self.workers}

@@ -153,7 +153,10 @@ def _save_metrics(model: Any) -> str:
 
 
 def _restore_metrics(model: Any, saved: str) -> None:
-    """Set the variables of the metrics that exist by now: in Keras 2 not all with `run_eagerly`."""
+    """Set the variables of the metrics that exist by now.
+
+    Those passed to `compile` do not in Keras 2 with `run_eagerly`, and in Keras 3 before 3.5.
+    """
     import numpy as np
 
     if not saved:

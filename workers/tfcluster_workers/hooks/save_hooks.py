@@ -100,8 +100,10 @@ def _optimizer_of(owner: Any) -> Any:
 def iterations_of(optimizer: Any) -> int | None:
     """Return the steps that an optimizer of any Keras has taken; None if unknown."""
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)  # for a LossScaleOptimizer
-    # `iterations` of the legacy optimizers would create the variable; the attribute does not.
-    return value_of(getattr(optimizer, "_iterations", None))
+    # `iterations` of the legacy optimizers would create the variable; an attribute does not. Before
+    # 3.5 that of Keras 3 has no underscore.
+    attribute = getattr(optimizer, "__dict__", {}).get("iterations")
+    return value_of(getattr(optimizer, "_iterations", attribute))
 
 
 def value_of(variable: Any) -> int | None:

@@ -140,7 +140,7 @@ def _handler(resolver: Any, is_told: Callable[[], bool], save: Callable[[], None
 
 def is_of_fit(handler: Any) -> bool:
     """Return whether a PreemptionCheckpointHandler is not one of the script's own."""
-    return hasattr(handler._termination_config, _OF_FIT)
+    return hasattr(getattr(handler, "_termination_config", None), _OF_FIT)
 
 
 _stop: _Stop | None = None
