@@ -169,6 +169,7 @@ _HOOKS: dict[str, tuple[tuple[str, str], ...]] = {
     "jax._src.api": (("hooks.training_facts", "watch_jax"),),
     "jax._src.clusters": (("hooks.jax_cluster", "watch_clusters"),),
     "jax._src.distributed": (("hooks.jax_cluster", "watch_distributed"),),
+    "jax._src.xla_bridge": (("hooks.jax_cluster", "watch_backends"),),
     "horovod.common.basics": (("hooks.training_facts", "watch_horovod"),),
     "tensorflow.python.training.server_lib": (("hooks.tensorflow_hooks", "watch_server"),),
     "tensorflow.python.client.session": (("hooks.tensorflow_hooks", "watch_session"),),

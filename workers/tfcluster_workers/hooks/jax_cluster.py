@@ -1,4 +1,4 @@
-"""Joins JAX's processes, reports that they meet, and has a process that failed end at once.
+"""Joins JAX's processes at their addresses, and has one that failed end at once.
 
 JAX itself reads the coordinator's address only. `jax.distributed.initialize()` without arguments
 takes the rest from a `ClusterEnv`, of which tfcluster adds one, before that of a Slurm job or a
@@ -8,11 +8,12 @@ pod around the run.
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from types import ModuleType
 from typing import Any
 
-from tfcluster_workers import reporting
+from tfcluster_workers import context, reporting
 from tfcluster_workers.hooks.replacing import replaces
 
 _ADDRESS, _NUMBER, _INDEX = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
@@ -70,6 +71,37 @@ def watch_distributed(module: ModuleType) -> None:
             sys.stderr.flush()
             os._exit(code)
         return stock(self, *args, **kwargs)
+
+
+def watch_backends(module: ModuleType) -> None:
+    """Have Gloo, JAX's collectives on CPUs, use the address by which the others know this task.
+
+    By itself it looks up the machine's name, which may be unknown, or be 127.0.1.1 (Debian's
+    /etc/hosts), where no other host reaches it.
+    """
+    library = vars(module).get("_jax")
+    if not hasattr(library, "make_gloo_tcp_collectives"):
+        return  # another release
+
+    @replaces(library, "make_gloo_tcp_collectives")
+    def make(stock: Any, *args: Any, **kwargs: Any) -> Any:
+        if len(args) < 2 and not kwargs.keys() & {"hostname", "interface"} and (host := own_host()):
+            kwargs["hostname"] = host
+        return stock(*args, **kwargs)
+
+
+def own_host() -> str:
+    """Return the host in this task's address; empty if it is not one of this machine."""
+    task = context.current()
+    addresses = task.cluster.get(task.job, ())
+    host = addresses[task.index].rpartition(":")[0].strip("[]") if addresses else ""
+    try:
+        for family, kind, _, _, address in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM):
+            with socket.socket(family, kind) as trial:
+                trial.bind(address)
+    except OSError:
+        return ""
+    return host
 
 
 def process_count() -> int:
