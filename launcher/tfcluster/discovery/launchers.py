@@ -9,19 +9,19 @@ comes first in `LAUNCHERS`, and the launcher that was started last comes first i
 
 from __future__ import annotations
 
-import asyncio
-import json
+import re
 import socket
 import subprocess
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Final
 
 from pydantic_core import PydanticCustomError
 
 from tfcluster import kinds
 from tfcluster.agent.error_text import reason_of
+from tfcluster.agent.foreign_json import open_regular, parse_json
 from tfcluster.errors import SetupError
 from tfcluster.plans.plan import TaskId
 from tfcluster.spec import shorten
@@ -108,14 +108,15 @@ def tasks_of_process(
         return tuple(tasks)
     if rank.size != task_count:
         raise SetupError(
-            f"{rank.variable} is {rank.size}, and the spec has {task_count} tasks on"
-            f" {len(hosts)} host{'s' * (len(hosts) != 1)}",
-            fix=f"start {task_count} processes, or one on each host",
+            f"{rank.variable} is {rank.size}, and the tasks of the spec are {task_count}",
+            fix="start as many processes as there are tasks, or one on each host",
         )
     if rank.local_rank >= len(tasks):
         raise SetupError(
-            f"the launcher has started more processes than tasks on this host: {len(tasks)}",
-            fix="start as many processes on each host as the spec has tasks there",
+            f"the launcher has started process {rank.local_rank} of this host, counted from 0, and"
+            f" the tasks here are {len(tasks)}",
+            fix="let it fill one host after the other (mpirun --map-by slot), or write the"
+            " tasks' addresses in the spec",
         )
     return (tasks[rank.local_rank],)
 
@@ -142,7 +143,8 @@ def _allocation(variable: str, names: Collection[str], value: str) -> Allocation
             raise _bad(variable, value, f"{shorten(host)} is not a host name") from None
     if not hosts:
         raise _bad(variable, value, "it names no host")
-    return Allocation(variable, hosts=tuple(dict.fromkeys(hosts)))
+    slots = Counter(hosts)
+    return Allocation(variable, hosts=tuple(slots), slots=slots)
 
 
 # -- the tasks with their roles
@@ -157,7 +159,7 @@ def _read_roles(
     """
     text = environ[variable]
     try:
-        value = json.loads(text)
+        value = parse_json(text)
     except ValueError as error:
         raise _bad(variable, text, f"not JSON: {error}") from None
     written = value.get("cluster") if isinstance(value, dict) else None
@@ -208,7 +210,7 @@ def _read_batch_ai(environ: Mapping[str, str]) -> Allocation:
 def _read_sagemaker(environ: Mapping[str, str]) -> Allocation:
     text, host = environ["SM_HOSTS"], environ.get("SM_CURRENT_HOST", "")
     try:
-        names = json.loads(text)
+        names = parse_json(text)
     except ValueError as error:
         raise _bad("SM_HOSTS", text, f"not JSON: {error}") from None
     if not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
@@ -257,14 +259,24 @@ def _read_flux(environ: Mapping[str, str]) -> Allocation:
 
 
 def _read_slurm(environ: Mapping[str, str]) -> Allocation:
+    import asyncio  # too slow for a plan without Slurm
+
     from tfcluster.backends.slurm import NODES
     from tfcluster.backends.slurm.slurm_nodes import find_nodes as find_slurm_nodes
 
-    listed = environ.get("SLURM_STEP_NODELIST") or environ.get(NODES, "")
+    # The step that mpirun makes has all nodes but its own.
+    step = "OMPI_COMM_WORLD_SIZE" not in environ and environ.get("SLURM_STEP_NODELIST")
+    listed = step or environ.get(NODES, "")
     if not listed:
         raise _bad(NODES, listed, "it names no host")
     nodes = asyncio.run(find_slurm_nodes({**environ, NODES: listed}))
-    return _allocation(NODES, nodes.values(), listed)
+    found = _allocation(NODES, nodes.values(), listed)
+    if not step:
+        return found
+    # Such as 3,2(x2): three processes on the first node, two on the others.
+    groups = re.findall(r"(\d+)(?:\(x(\d+)\))?", environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
+    counts = [int(number) for number, repeats in groups for _ in range(int(repeats or 1))]
+    return replace(found, slots=dict(zip(found.hosts, counts, strict=False)))
 
 
 def _read_host_file(variable: str) -> Callable[[Mapping[str, str]], Allocation]:
@@ -273,7 +285,8 @@ def _read_host_file(variable: str) -> Callable[[Mapping[str, str]], Allocation]:
     def read(environ: Mapping[str, str]) -> Allocation:
         name = environ[variable]
         try:
-            lines = Path(name).read_text(encoding="utf-8").splitlines()
+            with open_regular(name) as file:
+                lines = file.read().decode().splitlines()
         except (OSError, UnicodeDecodeError) as error:
             fix = f"copy the file to storage that all hosts share, and set {variable} to the copy"
             raise _bad(variable, name, reason_of(error), fix) from None

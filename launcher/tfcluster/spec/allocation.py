@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tfcluster.errors import SpecError, join_first
@@ -31,6 +31,8 @@ class Allocation:
     """The name of the launcher or scheduler."""
     hosts: tuple[str, ...] = ()
     """Each once, in the launcher's order; IPv6 in brackets."""
+    slots: Mapping[str, int] = field(default_factory=dict)
+    """The processes for which a host has room, where the launcher says so."""
     cluster: Mapping[str, Sequence[str]] | None = None
     """The addresses of each job, where the launcher has roles."""
     task: str | None = None
@@ -70,8 +72,9 @@ def place(value: Mapping[str, Any], given: Allocation) -> tuple[Any, tuple[Overr
     """Return the spec's `value` and the overrides that put its tasks where `given` says.
 
     Roles of the launcher must be those of the spec. Its hosts share the spec's tasks evenly, in
-    the order of `JOBS`; an evaluator is on the first. A spec without `cluster` gets the launcher's
-    roles, or a worker for each process or host. Raises SpecError.
+    the order of `JOBS`, and an evaluator is on the first; with a process for each task, hosts are
+    filled up to their slots instead. A spec without `cluster` gets the launcher's roles, or a
+    worker for each process or host. Raises SpecError.
     """
     written = value.get("cluster") or {}
     counts = count_tasks_of(written)
@@ -92,18 +95,22 @@ def _share_out(
     counts: Mapping[JobName, int], given: Allocation, first_port: int | None
 ) -> dict[str, list[str]]:
     """Return the addresses of each job, with port 0 where `first_port` is None."""
-    sharing = sum(number for job, number in counts.items() if job != "evaluator")
+    has_ranks = given.processes > len(given.hosts)
+    sharing = sum(number for job, number in counts.items() if has_ranks or job != "evaluator")
     if given.joins and sharing < len(given.hosts):
-        message = f"the spec has {sharing} tasks for {len(given.hosts)} hosts: each starts its own"
+        message = f"the tasks of the spec are {sharing}, fewer than the {len(given.hosts)} hosts"
         fix = f"set cluster.worker to {len(given.hosts)} or more, or use fewer hosts"
         raise SpecError.at(given.variable, message, fix)
     used = given.hosts[:sharing]
-    shared = iter([used[number * len(used) // sharing] for number in range(sharing)])
+    places = [host for host in given.hosts for _ in range(given.slots.get(host, 0))]
+    if not has_ranks or len(places) < sharing:
+        places = [used[number * len(used) // sharing] for number in range(sharing)]
+    shared = iter(places)
     placed = dict.fromkeys(used, 0)
     jobs: dict[str, list[str]] = {}
     for job in JOBS:
         for _ in range(counts[job]):
-            host = used[0] if job == "evaluator" else next(shared)
+            host = used[0] if job == "evaluator" and not has_ranks else next(shared)
             port = 0 if first_port is None else first_port + placed[host]
             placed[host] += 1
             jobs.setdefault(job, []).append(f"{host}:{port}")

@@ -80,6 +80,9 @@ a host name on a line, once per slot."""
 ON_TWO_HOSTS = {**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "3"}
 HERE = {"worker": ["127.0.0.1:2222", "127.0.0.1:2223"]}
 FOUR = {"worker": ["gpu1:2222", "gpu1:2223", "gpu2:2222", "gpu2:2223"]}
+THREE_AND_ONE = {"worker": [*(f"gpu1:{port}" for port in (2222, 2223, 2224)), "gpu2:2222"]}
+UNEVEN = {"PBS_NODEFILE": "UNEVEN", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
+UNEVEN |= {"OMPI_COMM_WORLD_LOCAL_SIZE": "1"}
 
 Join = Callable[..., tuple[dict[str, list[str]], list[str]]]
 
@@ -95,7 +98,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
     (tmp_path / "train.py").write_text("")
-    (tmp_path / "hosts").write_text("gpu1\ngpu1\ngpu2\ngpu2\n")
+    (tmp_path / "HOSTS").write_text("gpu1\ngpu1\ngpu2\ngpu2\n")
+    (tmp_path / "UNEVEN").write_text("gpu1\ngpu1\ngpu2\ngpu1\n")
     flux = tmp_path / "flux"
     flux.write_text('#!/bin/sh\ntest "$*" = "hostlist --expand local" && echo gpu1 gpu2\n')
     flux.chmod(0o755)
@@ -115,7 +119,8 @@ def in_folder(folder: Path, environ: Mapping[str, Any]) -> dict[str, str]:
     """Return variables as strings, with the path of the host file."""
     text = {name: v if isinstance(v, str) else json.dumps(v) for name, v in environ.items()}
     path = {"PATH": f"{folder}:/usr/bin:/bin"}
-    return path | {k: str(folder / "hosts") if v == "HOSTS" else v for k, v in text.items()}
+    files = {name: str(folder / v) for name, v in text.items() if v in ("HOSTS", "UNEVEN")}
+    return path | text | files
 
 
 def addresses_of(planned: Planned) -> dict[str, list[str]]:
@@ -191,6 +196,7 @@ def test_tf_config_and_platforms_with_roles_give_the_cluster_and_the_own_task(jo
         (FLUX, None, FOUR, ["worker:3"]),
         (ON_TWO_HOSTS | PBS, {"worker": 4}, FOUR, ["worker:3"]),
         (ON_TWO_HOSTS | LSF, None, FOUR, ["worker:3"]),
+        (ON_TWO_HOSTS | UNEVEN, None, THREE_AND_ONE, ["worker:3"]),
     ],
 )
 def test_hosts_of_a_launcher_share_the_tasks_and_each_process_finds_its_own(
@@ -244,19 +250,20 @@ def test_addresses_of_the_spec_win_and_a_rank_chooses_among_those_of_this_machin
         ({"AZ_BATCH_HOST_LIST": "10.0.0.4 10.0.0.5"}, None, "is not a host name"),
         (ON_TWO_HOSTS, None, "Open MPI does not say where the others are"),
         ({**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "two"}, None, "'two': not a number"),
-        (OPEN_MPI, {"worker": 3}, "OMPI_COMM_WORLD_SIZE is 2, and the spec has 3 tasks on 1 host"),
+        (OPEN_MPI, {"worker": 3}, "OMPI_COMM_WORLD_SIZE is 2, and the tasks of the spec are 3"),
         (
             {**ON_TWO_HOSTS, **PBS, "OMPI_COMM_WORLD_LOCAL_RANK": "2"},
             None,
-            "more processes than tasks on this host: 2",
+            "process 2 of this host, counted from 0, and the tasks here are 2",
         ),
         ({"PBS_NODEFILE": "/none/nodes"}, None, "PBS_NODEFILE is '/none/nodes': No such file"),
         (
             {"LSB_DJOB_HOSTFILE": "/dev/null"},
             None,
-            "LSB_DJOB_HOSTFILE is '/dev/null': it names no host",
+            "LSB_DJOB_HOSTFILE is '/dev/null': it is not a regular file",
         ),
-        (PBS, {"worker": 1}, "the spec has 1 tasks for 2 hosts"),
+        ({"TF_CONFIG": "[" * 100_000}, None, "not JSON"),
+        (PBS, {"worker": 1}, "the tasks of the spec are 1, fewer than the 2 hosts"),
         (
             {"FLUX_URI": "local:///x", "PATH": "/none"},
             None,
