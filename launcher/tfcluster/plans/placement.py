@@ -85,7 +85,7 @@ def find_task_gpus(tasks: Collection[PlacedTask], *, is_search: bool) -> dict[Ta
 
 def container(spec: ClusterSpec, context: PlanContext, task: PlacedTask, share: Share) -> Container:
     """Return the container of `task`, which may use `share` of the machine if it is this one."""
-    image = task.kind.image(spec.runtime) or DEFAULT_IMAGE
+    image = task.kind.image(spec.runtime.of_role(task.id.job)) or DEFAULT_IMAGE
     if not task.kind.capabilities.on_one_machine:  # it sees no cores and folders that are known
         return Container(image=image, user=spec.runtime.user)
     resources, data = spec.resources, find_data_dir(spec, task.host)

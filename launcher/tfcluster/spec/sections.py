@@ -21,7 +21,7 @@ from pydantic_core import PydanticKnownError
 
 from tfcluster import kinds
 from tfcluster.kinds import AUTO, REGISTRY
-from tfcluster.spec import shorten
+from tfcluster.spec import JobName, shorten
 from tfcluster.spec.cluster import Gpus
 from tfcluster.spec.fields import (
     Deadline,
@@ -36,7 +36,7 @@ from tfcluster.spec.fields import (
     matching,
 )
 from tfcluster.spec.job import Text
-from tfcluster.spec.kubernetes import Kubernetes
+from tfcluster.spec.kubernetes import Kubernetes, RolePods
 from tfcluster.spec.network import Network, NetworkChoice
 
 DEFAULT_IMAGE: Final = "tfcluster-worker:latest"
@@ -205,6 +205,16 @@ class Slurm(Section):
     )
 
 
+class Role(Section):
+    """Settings of the nodes or pods of one role, instead of those of all."""
+
+    kubernetes: RolePods = documented(
+        RolePods.model_construct(),
+        "The pods of `--backend kubernetes`.",
+        {"node_selector": {"pool": "cpu"}, "resources": {"requests": {"cpu": "2"}}},
+    )
+
+
 def _check_interface(value: str) -> str:
     fix = 'write for example "ib0", "10.20.0.0/16" or "{node}-ib"'
     if "{node}" in value:
@@ -254,6 +264,12 @@ def _read_extra(extra: _Extra) -> Any:
     if (model := kinds.section_model(extra.key)) is None:
         raise PydanticKnownError("extra_forbidden")
     return model.model_validate(extra.value)
+
+
+def _values(section: Section) -> dict[str, Any]:
+    """Return the values of the fields that a section of the spec sets."""
+    values = {name: getattr(section, name) for name in section.model_fields_set}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 class Runtime(Section):
@@ -338,6 +354,13 @@ class Runtime(Section):
         Kubernetes.model_construct(), "The pods of `--backend kubernetes`.", {"namespace": "vision"}
     )
 
+    roles: Keyed[JobName, Role] = documented(
+        {},
+        "Settings of the nodes or pods of single roles, instead of those of `slurm` and "
+        "`kubernetes`.",
+        {"ps": {"kubernetes": {"node_selector": {"pool": "cpu"}}}},
+    )
+
     @model_validator(mode="before")
     @classmethod
     def _name_extras(cls, value: Any) -> Any:
@@ -361,6 +384,18 @@ class Runtime(Section):
         """Return the section of a backend of another package, with defaults if it is left out."""
         written = (self.model_extra or {}).get(backend)
         return kinds.section_model(backend)() if written is None else written
+
+    def of_role(self, job: str) -> Self:
+        """Return the settings for the tasks of `job`, with those of its entry in `roles`."""
+        if (role := {str(name): each for name, each in self.roles.items()}.get(job)) is None:
+            return self
+        return self.model_copy(
+            update={
+                name: getattr(self, name).model_copy(update=own)
+                for name in type(role).model_fields
+                if (own := _values(getattr(role, name)))
+            }
+        )
 
     @property
     def port_range(self) -> tuple[int, ...]:
