@@ -40,14 +40,16 @@ def place_tasks(spec: ClusterSpec, local_addresses: Collection[str]) -> tuple[Pl
     port of a listed address in a container, too, which has all ports to itself.
     """
     backend, placed_tasks = spec.runtime.backend, list[PlacedTask]()
+    numbers = kinds.Numbers()
     for job in JOBS:
         listed = spec.cluster.get(job, 0)
         for index, entry in enumerate([None] * listed if isinstance(listed, int) else listed):
             task = TaskId(job, index)
             host = "127.0.0.1" if entry is None else entry.host
             name = kinds.resolve(backend, is_local=is_local(host, local_addresses))
-            number = len(placed_tasks)
-            node, host = kinds.get(name).place(task.file_name, number, host, spec.runtime)
+            kind = kinds.get(name)
+            number = numbers.next(kind, job, spec.runtime)
+            node, host = kind.place(task.file_name, number, host, spec.runtime)
             placed = PlacedTask(task, host, 0, node, name)
             if entry is not None:
                 placed = replace(placed, port=entry.port, gpus=entry.gpus, env=entry.env)

@@ -140,9 +140,12 @@ class ClusterSpec(Section):
         backend = self.runtime.backend
         if backend == AUTO or not (kind := kinds.get(backend)).capabilities.makes_nodes:
             return ()
-        files = (task.replace(":", "-") for task in task_names(self.cluster))
-        places = (kind.place(f, n, "127.0.0.1", self.runtime) for n, f in enumerate(files))
-        return tuple(dict.fromkeys(node for node, _ in places))
+        numbers, nodes = kinds.Numbers(), list[str]()
+        for task in task_names(self.cluster):
+            number = numbers.next(kind, task.partition(":")[0], self.runtime)
+            file = task.replace(":", "-")
+            nodes.append(kind.place(file, number, "127.0.0.1", self.runtime)[0])
+        return tuple(dict.fromkeys(nodes))
 
     @property
     def known_hosts(self) -> tuple[str, ...]:

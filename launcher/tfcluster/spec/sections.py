@@ -205,6 +205,24 @@ class Slurm(Section):
     )
 
 
+class RoleNodes(Section):
+    """The nodes of one role; null: as all others, from `runtime.slurm`."""
+
+    partition: _Line | None = documented(None, "Partition of its nodes.", "cpu")
+    tasks_per_node: Count | None = documented(None, "Tasks on each of its nodes.", 2)
+    gpus_per_task: Annotated[int, Field(ge=0, le=1_000_000)] | None = documented(
+        None, "GPUs for each of its tasks; 0: none.", 0
+    )
+    cpus_per_task: Count | None = documented(None, "Cores for each of its tasks.", 8)
+    mem: Annotated[Text, _NODE_MEMORY, AfterValidator(str.lower)] | None = documented(
+        None, "Memory of each of its nodes.", "128g"
+    )
+    constraint: _Line | None = documented(None, "Features that its nodes must have.", "highmem")
+    extra: Listed[Annotated[_Line, AfterValidator(_check_option)]] | None = documented(
+        None, "More options of sbatch for its nodes, one word each.", ["--gres=gpu:a100:4"]
+    )
+
+
 class Role(Section):
     """Settings of the nodes or pods of one role, instead of those of all."""
 
@@ -212,6 +230,11 @@ class Role(Section):
         RolePods.model_construct(),
         "The pods of `--backend kubernetes`.",
         {"node_selector": {"pool": "cpu"}, "resources": {"requests": {"cpu": "2"}}},
+    )
+    slurm: RoleNodes = documented(
+        RoleNodes.model_construct(),
+        "The nodes of `--backend slurm`, a component of a heterogeneous job.",
+        {"partition": "cpu", "gpus_per_task": 0},
     )
 
 
@@ -358,7 +381,7 @@ class Runtime(Section):
         {},
         "Settings of the nodes or pods of single roles, instead of those of `slurm` and "
         "`kubernetes`.",
-        {"ps": {"kubernetes": {"node_selector": {"pool": "cpu"}}}},
+        {"ps": {"slurm": {"partition": "cpu"}}},
     )
 
     @model_validator(mode="before")
@@ -384,6 +407,17 @@ class Runtime(Section):
         """Return the section of a backend of another package, with defaults if it is left out."""
         written = (self.model_extra or {}).get(backend)
         return kinds.section_model(backend)() if written is None else written
+
+    def without_roles(self, section: str) -> Self:
+        """Return the settings without those of single roles for the backend `section`."""
+        left_out = {section: Role.model_fields[section].get_default()}
+        roles = {job: role.model_copy(update=left_out) for job, role in self.roles.items()}
+        return self.model_copy(update={"roles": roles})
+
+    def has_own(self, section: str, job: str) -> bool:
+        """Return whether the role `job` has settings of its own for the backend `section`."""
+        own = {str(name): role for name, role in self.roles.items()}.get(job)
+        return own is not None and bool(_values(getattr(own, section)))
 
     def of_role(self, job: str) -> Self:
         """Return the settings for the tasks of `job`, with those of its entry in `roles`."""
