@@ -49,10 +49,10 @@ def load(
     workers, as for ``--hosts``; `profile`: a profile of the defaults besides `default`. Raises
     UsageError, with SpecError that has every problem.
     """
-    from tfcluster.spec import load as spec_load
+    from tfcluster.discovery import planning
 
     options = _plan_options(sets, hosts, profile=profile)
-    return spec_load.load(
+    return planning.load(
         source if isinstance(source, Mapping) else _text("the spec", source), options
     )
 

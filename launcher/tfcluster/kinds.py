@@ -9,6 +9,7 @@ makes and reaches the nodes (`tfcluster.backends.base`), is imported at the star
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -126,13 +127,17 @@ class BackendKind:
     """The module that submits runs as jobs of a scheduler (`backends.jobs.Jobs`)."""
 
     def place(self, task: str, number: int, host: str, runtime: Any) -> tuple[str, str]:
-        """Return the node and the host name of a task (``worker-1``), the `number`-th of the spec.
+        """Return the node and the host name of a task (``worker-1``), the `number`-th of its group.
 
         `host`: the host of its address in the spec, loopback if it has none. A host name that is
         known only once the nodes are allocated is empty. `runtime`: the spec's
         `spec.sections.Runtime`.
         """
         return host, host
+
+    def group(self, job: str, runtime: Any) -> str:
+        """Return the name of the group of tasks that share nodes with those of `job`, or ""."""
+        return ""
 
     def find_mistakes(self, spec: Any) -> Iterable[Any]:
         """Return what this backend refuses in a `spec.model.ClusterSpec`, as `spec.fields.Mistake`.
@@ -225,6 +230,19 @@ def import_object(place: str) -> Any:
     """Return the object at ``module:name``."""
     module, name = place.split(":")
     return getattr(import_module(module), name)
+
+
+class Numbers:
+    """Numbers the tasks of a spec from 0 in each `BackendKind.group`."""
+
+    def __init__(self) -> None:
+        self._used = Counter[str]()
+
+    def next(self, kind: BackendKind, job: str, runtime: Any) -> int:
+        """Return the number of the next task, one of `job`."""
+        group = kind.group(job, runtime)
+        self._used[group] += 1
+        return self._used[group] - 1
 
 
 def adopt(runtime: Any, tasks: int, environ: Mapping[str, str]) -> Any:

@@ -22,6 +22,17 @@ for address in addresses:
 """
 """How a job begins that listens where TensorFlow would, and connects to all its peers."""
 
+GREET = f"""{MEET}
+for address in addresses:
+    host, _, port = address.rpartition(":")
+    with socket.create_connection((host, int(port)), 5) as greeting:
+        greeting.sendall(bytes([me]))
+heard = set()
+while heard != {{*range(len(addresses))}}:
+    heard |= {{*listener.accept()[0].recv(1)}}
+"""
+"""`MEET`, and no task goes on before it has heard of all others: the first may end at once."""
+
 GANG = '''
 """Emulates what TensorFlow's workers do with a lost TCP connection, and its words for it."""
 import itertools, json, os, socket, sys, threading, time

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+import socket
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from .commandline import CommandLine, wait_for
+from .gang import GREET
 from .live import Live, free_ports
 
 PEER = """
@@ -95,6 +97,50 @@ def test_two_joins_form_one_cluster_and_the_chiefs_gathers_the_checkpoint(
         assert f"worker:{1 - index} at 127.0.0.1:{ports[1 - index]}" in run.said()
     assert {path.name for path in gathered(first)} == {"model-1.keras"}
     assert not gathered(second)
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+SAYS_WHOM_IT_MET = f"{GREET}print('met', me, 'of', len(addresses), *addresses, flush=True)\n"
+
+
+@pytest.mark.parametrize("launcher", ["TF_CONFIG", "Open MPI", "Flux"])
+def test_processes_of_another_launcher_find_each_other(shell: CommandLine, launcher: str) -> None:
+    """The spec has no cluster. Open MPI's variables are recorded, Flux's command is a stand-in."""
+    shell.script("meet.py", SAYS_WHOM_IT_MET)
+    shell.script("flux", "#!/bin/sh\necho localhost\n").chmod(0o755)
+    port = next(p for p in iter(lambda: free_ports(1)[0], None) if _is_free(p + 1))
+    spec = shell.spec("s.json", {"script": "meet.py", "hooks": "off"})
+    value = json.loads(spec.read_text()) | {"runtime": {"ports": f"{port}-{port + 1}"}}
+    del value["cluster"]
+    spec.write_text(json.dumps(value))
+    host = "localhost" if launcher == "Flux" else "127.0.0.1"
+    addresses = [f"{host}:{port}", f"{host}:{port + 1}"]
+    runs = []
+    for index in range(2):
+        task = {"type": "worker", "index": index}
+        environ = {
+            "TF_CONFIG": {
+                "TF_CONFIG": json.dumps({"cluster": {"worker": addresses}, "task": task})
+            },
+            "Open MPI": {
+                **dict.fromkeys(("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"), "2"),
+                **dict.fromkeys(("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"), str(index)),
+            },
+            "Flux": {
+                **{"FLUX_URI": "local:///flux", "FLUX_JOB_SIZE": "2", "FLUX_TASK_RANK": str(index)},
+                **{"FLUX_TASK_LOCAL_ID": str(index), "PATH": f"{shell.cwd}:{shell.env['PATH']}"},
+            },
+        }[launcher]
+        env = shell.env | environ
+        runs.append(Live(shell, "join", spec.name, name=f"rank{index}", env=env))
+    for index, run in enumerate(runs):
+        assert run.end() == 0, run.said()
+        assert run.log(f"worker:{index}") == f"met {index} of 2 {' '.join(addresses)}\n"
+        assert launcher in run.said()
 
 
 def said_of(shell: CommandLine, run: Live) -> str:

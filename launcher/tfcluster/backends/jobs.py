@@ -85,6 +85,16 @@ class JobState:
 
 
 @dataclass(frozen=True, slots=True)
+class Component:
+    """The nodes of a job that one group of tasks shares (`kinds.BackendKind.group`)."""
+
+    group: str
+    nodes: int
+    tasks_per_node: int
+    """The most tasks that one of them gets."""
+
+
+@dataclass(frozen=True, slots=True)
 class Submission:
     """Everything that a scheduler needs for a run's job."""
 
@@ -98,6 +108,8 @@ class Submission:
     """Nodes that the plan's tasks need."""
     tasks_per_node: int
     """The most tasks that one of them gets."""
+    components: tuple[Component, ...] = ()
+    """The parts of a job whose groups of tasks have different nodes; empty if all are alike."""
     save_s: float = 120.0
     """Seconds before the end of the job's time in which the run should be told about it."""
     run_deadline_s: float | None = None
@@ -309,10 +321,28 @@ def submission_of(plan: Plan, runtime: Runtime, folder: Path) -> Submission:
         runtime=runtime,
         nodes=len(plan.nodes),
         tasks_per_node=max(Counter(task.node for task in plan.tasks).values()),
+        components=_components(plan, runtime),
         save_s=max(120.0, 60.0 + plan.supervision.grace_s),
         run_deadline_s=plan.supervision.run_deadline_s,
         may_shrink=plan.supervision.min_workers is not None,
         plan=plan,
+    )
+
+
+def _components(plan: Plan, runtime: Runtime) -> tuple[Component, ...]:
+    """Return the groups of tasks that have nodes of their own, in the order of their nodes."""
+    groups: dict[str, Counter[str]] = {}
+    kind = kinds.get(plan.nodes[0].backend)
+    homes = dict.fromkeys(task.node for task in plan.tasks)
+    group_of = {task.node: kind.group(task.id.job, runtime) for task in reversed(plan.tasks)}
+    for node in homes:
+        groups.setdefault(group_of[node], Counter())
+    for task in plan.tasks:
+        groups[group_of[task.node]][task.node] += 1
+    if not any(groups):
+        return ()
+    return tuple(
+        Component(group, len(nodes), max(nodes.values())) for group, nodes in groups.items()
     )
 
 

@@ -45,7 +45,6 @@ from tfcluster.rundir import registry
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.states import Status
 from tfcluster.spec import SPEC_NAMES, LaunchOptions, PlanOptions
-from tfcluster.spec.load import load
 from tfcluster.ui.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -122,14 +121,17 @@ def join(
 
     Run it on every machine, or have a scheduler (Slurm) or orchestrator (Kubernetes) start it
     there; there is no ssh and no common coordinator. All machines need the same SPEC with a fixed
-    port for every task. Tasks are never restarted; to resume, set checkpoints.dir to storage that
-    all machines share.
+    port for every task. With numbers of tasks, the addresses are those of the launcher around it:
+    TF_CONFIG, Vertex AI, SageMaker, Azure, mpirun, Flux, Slurm, PBS, LSF. Tasks are never
+    restarted; to resume, set checkpoints.dir to storage that all machines share.
 
     ARGS after -- are appended to the job's own. Exit codes: those of `up`, and 5 if tasks failed
     here only because of a failure on another machine: start all machines again.
     """
     planned, tasks = plan_own_part(spec, names, changes)
-    if names:  # a task may have another machine's address, which the checks would refuse
+    given = planned.allocation
+    # Such a task may have another machine's address, which the checks would refuse.
+    if names or (given is not None and given.task is not None):
         options = replace(options, runs_preflight=False)
     return launch(make_launch(planned.only(tasks), options), display)
 
@@ -182,7 +184,7 @@ def run(
     if kind == "command" and hosts.hosts is None and hosts.hostfile is None:
         _check_command(program)
     spec = spec_of_program(program, args, workers=hosts.workers or 2, kind=kind)
-    loaded = load(spec, changes, where="tfcluster run")
+    loaded = planning.load(spec, changes, where="tfcluster run")
     planned = planning.plan(loaded, changes, meanwhile=preimport)
     if dry_run:
         return _show_plan(planned, display)

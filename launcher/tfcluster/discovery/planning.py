@@ -10,13 +10,14 @@ import stat
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tfcluster import kinds
 from tfcluster.agent.error_text import describe_error, reason_of
 from tfcluster.backends import bundle
-from tfcluster.discovery import interpreters
+from tfcluster.discovery import interpreters, launchers
 from tfcluster.discovery.machine_facts import (
     addresses_to_compare,
     gather,
@@ -35,6 +36,7 @@ from tfcluster.rundir import registry
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.spec import NOTEBOOK, UNCHANGED, PlanOptions
 from tfcluster.spec import load as spec_load
+from tfcluster.spec.allocation import Allocation
 from tfcluster.spec.cluster import count
 from tfcluster.spec.fields import Mistake
 from tfcluster.spec.job import Job
@@ -53,13 +55,18 @@ class Planned:
     plan: Plan
     context: PlanContext
     options: PlanOptions = UNCHANGED
+    allocation: Allocation | None = None
+    """The launcher that has given the addresses of the spec's cluster."""
 
     def spec_to_keep(self) -> dict[str, Any]:
         """Return the spec with the command line's changes, which gives the same plan again.
 
-        Secret values are left out; the launcher's environment gives them again.
+        Secret values are left out; the launcher's environment gives them again. So are the nodes
+        of a scheduler's job: a later run has others.
         """
         kept = self.spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
+        if self.allocation is not None and not self.allocation.joins:
+            kept["cluster"] = {job: len(tasks) for job, tasks in kept["cluster"].items()}
         if args := self.options.args:
             job = kept["job"]
             for step in (job, *(job["per_task"][key] for key in _keys_with_args(self.spec.job))):
@@ -112,14 +119,23 @@ def _keys_with_args(job: Job) -> list[str]:
     return [key for key in with_args if not programs & {key, key.partition(":")[0]}]
 
 
-def load(source: Source, options: PlanOptions = UNCHANGED) -> LoadedSpec:
+def load(
+    source: Source,
+    options: PlanOptions = UNCHANGED,
+    *,
+    where: str = "spec",
+    find_allocation: Callable[[Mapping[str, str]], Allocation | None] = launchers.find_nodes,
+    environ: Mapping[str, str] = os.environ,
+) -> LoadedSpec:
     """Load a spec; for an earlier run its spec, in the folder it was started from.
 
-    Raises SpecError (exit 2).
+    `find_allocation` gives numbers of tasks their addresses, if `environ` is a launcher's. Raises
+    SpecError (exit 2), and SetupError (exit 3) for variables that cannot be used.
     """
+    allocate = partial(find_allocation, environ)
     if not isinstance(source, RunPaths):
-        return spec_load.load(source, options)
-    loaded = spec_load.load(source.spec, options, is_complete=True)
+        return spec_load.load(source, options, where=where, find_allocation=allocate)
+    loaded = spec_load.load(source.spec, options, is_complete=True, find_allocation=allocate)
     state = registry.load(source)
     path = Path(state.spec) if state.spec else None
     return replace(loaded, path=path, folder=Path(state.spec_folder or Path.cwd()))
@@ -143,10 +159,12 @@ def plan(
     Raises SpecError (exit 2), also for paths of the spec that do not exist, UsageError (exit 2)
     and InterpreterError (exit 3) as `gather` and `make_plan` do.
     """
-    loaded = source if isinstance(source, LoadedSpec) else load(source, options)
+    loaded = source if isinstance(source, LoadedSpec) else load(source, options, environ=environ)
     loaded = _in_allocation(loaded, environ)
-    spec = loaded.spec
-    tasks = place_tasks(spec, addresses_to_compare(spec).union(own_names))
+    spec, own = loaded.spec, addresses_to_compare(loaded.spec)
+    if loaded.allocation is not None and not loaded.allocation.joins:
+        own |= _local_names(spec.hosts, own)
+    tasks = place_tasks(spec, own.union(own_names))
     require_paths(loaded, tasks, environ=environ, python=options.python)
     context = gather(
         spec,
@@ -166,7 +184,10 @@ def plan(
         args=options.args,
         set_paths=loaded.set_paths,
     )
-    return Planned(spec, replace(made, defaults=loaded.defaults), context, options)
+    if loaded.allocation is not None:
+        made = replace(made, notes=(loaded.allocation.note, *made.notes))
+    made = replace(made, defaults=loaded.defaults)
+    return Planned(spec, made, context, options, loaded.allocation)
 
 
 def _place_bundle(tasks: Sequence[PlacedTask], environ: Mapping[str, str]) -> Path:
@@ -196,25 +217,38 @@ def _in_allocation(loaded: LoadedSpec, environ: Mapping[str, str]) -> LoadedSpec
 
 
 def plan_own_part(
-    source: str | None, names: Sequence[str] = (), options: PlanOptions = UNCHANGED
+    source: str | None,
+    names: Sequence[str] = (),
+    options: PlanOptions = UNCHANGED,
+    *,
+    environ: Mapping[str, str] = os.environ,
 ) -> tuple[Planned, tuple[TaskId, ...]]:
     """Plan a cluster of which this machine starts the tasks `names`; return these tasks, too.
 
-    Without `names` they are the tasks at its addresses. Raises UsageError (exit 2) for an unknown
-    task, SetupError (exit 3) if no task belongs to this machine, and what `plan` raises.
+    Without `names` they are those that the launcher of `environ` has started this process for, or
+    the tasks at this machine's addresses. Raises UsageError (exit 2) for an unknown task,
+    SetupError (exit 3) if no task belongs to this machine, and what `plan` raises.
     """
     # The spec's backend is for `up`: here each machine starts its own tasks.
-    fields = {"join": ("runtime.backend", "auto"), **options.fields}
-    loaded = load(source, replace(options, fields=fields))
-    own = own_addresses()
+    options = replace(options, fields={"join": ("runtime.backend", "auto"), **options.fields})
+    loaded = load(source, options, find_allocation=launchers.find_allocation, environ=environ)
+    given, own = loaded.allocation, own_addresses()
+    if given is not None and given.task is not None and not names:
+        names = [given.task]
     placed = place_tasks(loaded.spec, own)
     ids = [task.id for task in placed]
     tasks = tuple(dict.fromkeys(placement.find_task(ids, name) for name in names))
     if not tasks:
-        known = own | _local_names(hosts_of(placed), own)
-        tasks = placement.local_tasks(placed, known)
-    hosts = frozenset(task.host.strip("[]") for task in placed if task.id in tasks)
-    return plan(loaded, options, own_names=hosts), tasks
+        hosts = hosts_of(placed)
+        known = own | _local_names(hosts, own)
+        if given is not None and given.host is not None:
+            known = frozenset([given.host])
+        rank = launchers.find_rank(environ)
+        tasks = launchers.tasks_of_process(
+            placement.local_tasks(placed, known), task_count=len(ids), hosts=hosts, rank=rank
+        )
+    names_here = frozenset(task.host.strip("[]") for task in placed if task.id in tasks)
+    return plan(loaded, options, own_names=names_here), tasks
 
 
 def _local_names(hosts: Sequence[str], own: Collection[str]) -> frozenset[str]:

@@ -12,7 +12,13 @@ from typing import Final
 
 from tfcluster import __version__
 from tfcluster.backends.jobs import submission_of
-from tfcluster.backends.slurm.batch_script import first_line, format_setup, named_options
+from tfcluster.backends.slurm.batch_script import (
+    NEXT_LINE,
+    first_line,
+    format_setup,
+    named_options,
+    parts,
+)
 from tfcluster.errors import UsageError
 from tfcluster.export.request import Exported, Request, Subject, bullets, secret_names
 
@@ -76,10 +82,15 @@ def _options(subject: Subject) -> Iterator[str]:
     yield f"#SBATCH --job-name={plan.name}"
     yield f"#SBATCH --output={plan.name}-%j.log"
     job = submission_of(plan, subject.spec.runtime, Path(plan.name))
-    extra = (("extra", option) for option in job.runtime.slurm.extra)
-    for name, option in (*named_options(job).items(), *extra):
-        yield f"# {_WHY.get(name) or 'runtime.slurm.' + name.replace('-', '_')}"
-        yield f"#SBATCH {shlex.quote(option)}"
+    for number, part in enumerate(parts(job)):
+        if number:
+            yield f"# the nodes of {job.components[number].group or 'all other roles'}"
+            yield f"#SBATCH {NEXT_LINE}"
+        extra = (("extra", option) for option in part.runtime.slurm.extra)
+        for name, option in (*named_options(part).items(), *extra):
+            if not number or name not in ("signal", "open-mode"):
+                yield f"# {_WHY.get(name) or 'runtime.slurm.' + name.replace('-', '_')}"
+                yield f"#SBATCH {shlex.quote(option)}"
 
 
 def _body(path: Path, request: Request, name: str) -> str:

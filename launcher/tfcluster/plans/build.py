@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import posixpath
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -78,6 +79,7 @@ def make_plan(
         interface=spec.runtime.interface if builder.has_other_hosts else None,
         port_range=spec.runtime.port_range,
         without_trackers=_is_without_trackers(spec),
+        roles=dict(_roles(spec)),
     )
     notes = (*_find_notes(spec, plan, context), *builder.explain_sharing())
     return replace(plan, notes=tuple(dict.fromkeys(notes)))
@@ -223,6 +225,19 @@ class _PlanBuilder:
 def _is_without_trackers(spec: ClusterSpec) -> bool:
     """Return whether no task gets trackers' variables; which Python a command runs is not known."""
     return spec.job.trackers == "off" or not runs_python(spec)
+
+
+def _roles(spec: ClusterSpec) -> Iterator[tuple[str, str]]:
+    """Yield the roles with settings of their own for the spec's backend, and these as text."""
+    for job, role in spec.runtime.roles.items():
+        values = role.model_dump(mode="json", exclude_unset=True).get(spec.runtime.backend) or {}
+        texts = {
+            name: value if isinstance(value, str) else json.dumps(value)
+            for name, value in values.items()
+            if value is not None
+        }
+        if texts:
+            yield job, ", ".join(f"{name} {text}" for name, text in texts.items())
 
 
 def _network(spec: ClusterSpec, kind: BackendKind) -> NetworkMode:

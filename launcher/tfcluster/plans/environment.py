@@ -259,7 +259,8 @@ class Variables:
         elif share.gpus is None and requested == "all":
             values[GIVEN_GPUS] = "all"
         add_defaults(variables, values, "resources.gpus", inherited=inherited)
-        if share.gpus is None and placed.kind.gives_gpus(self.spec.runtime):
+        runtime = self.spec.runtime.of_role(placed.id.job)
+        if share.gpus is None and placed.kind.gives_gpus(runtime):
             source = f"runtime.{placed.backend}"
             add_defaults(variables, {GIVEN_GPUS: "some"}, source, inherited=inherited)
 

@@ -40,14 +40,16 @@ def place_tasks(spec: ClusterSpec, local_addresses: Collection[str]) -> tuple[Pl
     port of a listed address in a container, too, which has all ports to itself.
     """
     backend, placed_tasks = spec.runtime.backend, list[PlacedTask]()
+    numbers = kinds.Numbers()
     for job in JOBS:
         listed = spec.cluster.get(job, 0)
         for index, entry in enumerate([None] * listed if isinstance(listed, int) else listed):
             task = TaskId(job, index)
             host = "127.0.0.1" if entry is None else entry.host
             name = kinds.resolve(backend, is_local=is_local(host, local_addresses))
-            number = len(placed_tasks)
-            node, host = kinds.get(name).place(task.file_name, number, host, spec.runtime)
+            kind = kinds.get(name)
+            number = numbers.next(kind, job, spec.runtime)
+            node, host = kind.place(task.file_name, number, host, spec.runtime)
             placed = PlacedTask(task, host, 0, node, name)
             if entry is not None:
                 placed = replace(placed, port=entry.port, gpus=entry.gpus, env=entry.env)
@@ -85,7 +87,7 @@ def find_task_gpus(tasks: Collection[PlacedTask], *, is_search: bool) -> dict[Ta
 
 def container(spec: ClusterSpec, context: PlanContext, task: PlacedTask, share: Share) -> Container:
     """Return the container of `task`, which may use `share` of the machine if it is this one."""
-    image = task.kind.image(spec.runtime) or DEFAULT_IMAGE
+    image = task.kind.image(spec.runtime.of_role(task.id.job)) or DEFAULT_IMAGE
     if not task.kind.capabilities.on_one_machine:  # it sees no cores and folders that are known
         return Container(image=image, user=spec.runtime.user)
     resources, data = spec.resources, find_data_dir(spec, task.host)

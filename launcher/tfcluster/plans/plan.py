@@ -303,6 +303,8 @@ class Plan:
     """The first and the last port that agents may choose; empty: any."""
     without_trackers: bool = field(default=False, metadata=ONLY_IF_SET)
     """True if no task gets variables of experiment trackers (``job.trackers``)."""
+    roles: Mapping[str, str] = field(default_factory=dict, metadata=ONLY_IF_SET)
+    """Role → the settings of its nodes or pods that differ from those of all (`runtime.roles`)."""
     defaults: tuple[UserDefault, ...] = field(default=(), metadata=ONLY_IF_SET)
     """The fields that the user's defaults have set."""
     joins: bool = field(default=False, metadata=ONLY_IF_SET)

@@ -83,7 +83,7 @@ def spread(
     at most `workers`. Slots are filled host by host, in the order chief, workers, ps, evaluator.
     An invalid cluster is left unchanged: the model reports it. Raises SpecError.
     """
-    if not isinstance(value, Mapping) or not _is_countable(value.get("cluster") or {}):
+    if not isinstance(value, Mapping) or not is_countable(value.get("cluster") or {}):
         return value, ()
     old: Mapping[str, Any] = value.get("cluster") or {}
     _refuse_task_settings(old, hosts[0].place)
@@ -180,7 +180,7 @@ def _parse_slots(text: str, place: str) -> int:
     return int(text)
 
 
-def _is_countable(tasks_of_jobs: Any) -> bool:
+def is_countable(tasks_of_jobs: Any) -> bool:
     """Return whether the tasks of each job can be counted; the model reports other values."""
     return isinstance(tasks_of_jobs, Mapping) and all(
         tasks is None
@@ -195,7 +195,7 @@ def _count_tasks(
     old: Mapping[str, Any], hosts: Sequence[HostSlots], workers: int | None
 ) -> dict[JobName, int]:
     total = sum(host.slots for host in hosts)
-    counts = {job: _count(old.get(job)) for job in JOBS}
+    counts = count_tasks_of(old)
     free = total - (sum(counts.values()) - counts["worker"])
     needs_worker = counts["worker"] > 0 or not counts["chief"]
     requested = workers if workers is not None else max(free, int(needs_worker))
@@ -208,8 +208,10 @@ def _count_tasks(
     return counts
 
 
-def _count(tasks: Any) -> int:
-    return len(tasks) if isinstance(tasks, list) else tasks or 0
+def count_tasks_of(cluster: Mapping[str, Any]) -> dict[JobName, int]:
+    """Return the number of tasks of each job in a cluster that `is_countable`."""
+    written = {job: cluster.get(job) for job in JOBS}
+    return {job: len(n) if isinstance(n, list) else n or 0 for job, n in written.items()}
 
 
 def _refuse_task_settings(old: Mapping[str, Any], place: str) -> None:

@@ -264,6 +264,21 @@ class CoordinatorPod(Section):
     )
 
 
+class RolePods(Section):
+    """The pods of one role; null: as all others, from `runtime.kubernetes`."""
+
+    image: Text | None = documented(None, "Image of its tasks.", "tensorflow/tensorflow:2.15.0")
+    resources: PodResources | None = documented(
+        None, "Requests and limits of each of its tasks.", {"requests": {"cpu": "2"}}
+    )
+    node_selector: dict[Key, LabelValue] | None = documented(
+        None, "Labels that its nodes must have.", {"pool": "cpu"}
+    )
+    tolerations: Listed[Toleration] | None = documented(
+        None, "Tolerations, as in a pod.", [_TOLERATION_EXAMPLE]
+    )
+
+
 class Kubernetes(Section):
     """The pods of a run in Kubernetes; null leaves a field to the cluster's own default."""
 

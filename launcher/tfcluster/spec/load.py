@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from tfcluster.agent.error_text import describe_error
 from tfcluster.errors import Problem, SpecError
 from tfcluster.spec import UNCHANGED, FieldPath, PlanOptions, UserDefault, jsonc, overrides
+from tfcluster.spec.allocation import Allocation, place, takes_allocation
 from tfcluster.spec.fields import Mistake
 from tfcluster.spec.hosts import read_hosts, select, spread
 from tfcluster.spec.model import VERSION, ClusterSpec
@@ -36,6 +37,8 @@ class LoadedSpec:
     """The fields that the user's defaults set."""
     problem: Callable[[Mistake], Problem]
     """Turns a mistake into a problem with its place: ``file:line:column``, or the option."""
+    allocation: Allocation | None = None
+    """The launcher that has given the addresses of the cluster; None: they are the spec's."""
 
 
 def load(
@@ -44,13 +47,15 @@ def load(
     *,
     where: str = "spec",
     is_complete: bool = False,
+    find_allocation: Callable[[], Allocation | None] = lambda: None,
 ) -> LoadedSpec:
     """Return the spec in a file, ``-`` for standard input, None for ``./tfcluster.json`` or so.
 
     The source may be a value, too, whose problems begin with `where`. Of `options` the overrides,
     hosts and profile count. The user's defaults fill what the spec leaves out; with `is_complete`
     it holds them already, as the spec of a run does, and only a profile that `options` names
-    counts. Raises SpecError with every problem, whatever the files contain.
+    counts. `find_allocation` is asked for the tasks' addresses if the spec leaves them open. Raises
+    SpecError with every problem, whatever the files contain.
     """
     read = _source_of(source, where) if isinstance(source, Mapping) else read_source(source)
     hosts, chosen = options.hosts, _overrides(options)
@@ -62,6 +67,10 @@ def load(
         value, chosen = overrides.apply(value, places), (*chosen, *places)
     defaults = read_defaults(options.profile, is_complete=is_complete)
     value, filled = fill(value, defaults)
+    allocation = find_allocation() if takes_allocation(value) else None
+    if allocation is not None:
+        value, places = place(value, allocation)
+        value, chosen = overrides.apply(value, places), (*chosen, *places)
     check = _Check(value, document, read, (*filled, *chosen))
     spec = check.spec()
     if any(default.host is not None for default in defaults):  # which hosts there are is known now
@@ -77,7 +86,7 @@ def load(
         set_paths = [selection.new_path(path) for path in set_paths if path is not None]
     dotted_paths = frozenset(join_path(path) for path in set_paths if path is not None)
     shown = tuple(default.shown() for default in filled)
-    return LoadedSpec(spec, read.path, read.folder, dotted_paths, shown, check.problem)
+    return LoadedSpec(spec, read.path, read.folder, dotted_paths, shown, check.problem, allocation)
 
 
 def _source_of(value: Mapping[str, Any], where: str) -> SpecSource:

@@ -96,6 +96,7 @@ class ClusterSpec(Section):
                 *self._check_secrets(),
                 *self._check_counts(),
                 *self._check_task_steps(),
+                *self._check_roles(),
                 *self._check_network(),
                 *(_check_search_cluster(self) if self.job.kind == "tuner" else ()),
                 *(_check_search_variables(self) if self.job.kind == "tuner" else ()),
@@ -139,9 +140,12 @@ class ClusterSpec(Section):
         backend = self.runtime.backend
         if backend == AUTO or not (kind := kinds.get(backend)).capabilities.makes_nodes:
             return ()
-        files = (task.replace(":", "-") for task in task_names(self.cluster))
-        places = (kind.place(f, n, "127.0.0.1", self.runtime) for n, f in enumerate(files))
-        return tuple(dict.fromkeys(node for node, _ in places))
+        numbers, nodes = kinds.Numbers(), list[str]()
+        for task in task_names(self.cluster):
+            number = numbers.next(kind, task.partition(":")[0], self.runtime)
+            file = task.replace(":", "-")
+            nodes.append(kind.place(file, number, "127.0.0.1", self.runtime)[0])
+        return tuple(dict.fromkeys(nodes))
 
     @property
     def known_hosts(self) -> tuple[str, ...]:
@@ -201,6 +205,13 @@ class ClusterSpec(Section):
             if key not in known:
                 message, fix = f"the cluster has no {key}", f"it has {join_first(known)}"
                 yield Mistake(("job", "per_task", key), message, fix, on_key=True)
+
+    def _check_roles(self) -> Iterator[Mistake]:
+        for job in self.runtime.roles:
+            if not count(self.cluster, job):
+                jobs = [each for each in JOBS if count(self.cluster, each)]
+                message, fix = f"the cluster has no {job}", f"it has {join_first(jobs)}"
+                yield Mistake(("runtime", "roles", job), message, fix, on_key=True)
 
     def _check_network(self) -> Iterator[Mistake]:
         network, backend = self.runtime.network, self.runtime.backend

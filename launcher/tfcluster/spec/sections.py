@@ -21,7 +21,7 @@ from pydantic_core import PydanticKnownError
 
 from tfcluster import kinds
 from tfcluster.kinds import AUTO, REGISTRY
-from tfcluster.spec import shorten
+from tfcluster.spec import JobName, shorten
 from tfcluster.spec.cluster import Gpus
 from tfcluster.spec.fields import (
     Deadline,
@@ -36,7 +36,7 @@ from tfcluster.spec.fields import (
     matching,
 )
 from tfcluster.spec.job import Text
-from tfcluster.spec.kubernetes import Kubernetes
+from tfcluster.spec.kubernetes import Kubernetes, RolePods
 from tfcluster.spec.network import Network, NetworkChoice
 
 DEFAULT_IMAGE: Final = "tfcluster-worker:latest"
@@ -205,6 +205,39 @@ class Slurm(Section):
     )
 
 
+class RoleNodes(Section):
+    """The nodes of one role; null: as all others, from `runtime.slurm`."""
+
+    partition: _Line | None = documented(None, "Partition of its nodes.", "cpu")
+    tasks_per_node: Count | None = documented(None, "Tasks on each of its nodes.", 2)
+    gpus_per_task: Annotated[int, Field(ge=0, le=1_000_000)] | None = documented(
+        None, "GPUs for each of its tasks; 0: none.", 0
+    )
+    cpus_per_task: Count | None = documented(None, "Cores for each of its tasks.", 8)
+    mem: Annotated[Text, _NODE_MEMORY, AfterValidator(str.lower)] | None = documented(
+        None, "Memory of each of its nodes.", "128g"
+    )
+    constraint: _Line | None = documented(None, "Features that its nodes must have.", "highmem")
+    extra: Listed[Annotated[_Line, AfterValidator(_check_option)]] | None = documented(
+        None, "More options of sbatch for its nodes, one word each.", ["--gres=gpu:a100:4"]
+    )
+
+
+class Role(Section):
+    """Settings of the nodes or pods of one role, instead of those of all."""
+
+    kubernetes: RolePods = documented(
+        RolePods.model_construct(),
+        "The pods of `--backend kubernetes`.",
+        {"node_selector": {"pool": "cpu"}, "resources": {"requests": {"cpu": "2"}}},
+    )
+    slurm: RoleNodes = documented(
+        RoleNodes.model_construct(),
+        "The nodes of `--backend slurm`, a component of a heterogeneous job.",
+        {"partition": "cpu", "gpus_per_task": 0},
+    )
+
+
 def _check_interface(value: str) -> str:
     fix = 'write for example "ib0", "10.20.0.0/16" or "{node}-ib"'
     if "{node}" in value:
@@ -254,6 +287,12 @@ def _read_extra(extra: _Extra) -> Any:
     if (model := kinds.section_model(extra.key)) is None:
         raise PydanticKnownError("extra_forbidden")
     return model.model_validate(extra.value)
+
+
+def _values(section: Section) -> dict[str, Any]:
+    """Return the values of the fields that a section of the spec sets."""
+    values = {name: getattr(section, name) for name in section.model_fields_set}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 class Runtime(Section):
@@ -338,6 +377,13 @@ class Runtime(Section):
         Kubernetes.model_construct(), "The pods of `--backend kubernetes`.", {"namespace": "vision"}
     )
 
+    roles: Keyed[JobName, Role] = documented(
+        {},
+        "Settings of the nodes or pods of single roles, instead of those of `slurm` and "
+        "`kubernetes`.",
+        {"ps": {"slurm": {"partition": "cpu"}}},
+    )
+
     @model_validator(mode="before")
     @classmethod
     def _name_extras(cls, value: Any) -> Any:
@@ -361,6 +407,29 @@ class Runtime(Section):
         """Return the section of a backend of another package, with defaults if it is left out."""
         written = (self.model_extra or {}).get(backend)
         return kinds.section_model(backend)() if written is None else written
+
+    def without_roles(self, section: str) -> Self:
+        """Return the settings without those of single roles for the backend `section`."""
+        left_out = {section: Role.model_fields[section].get_default()}
+        roles = {job: role.model_copy(update=left_out) for job, role in self.roles.items()}
+        return self.model_copy(update={"roles": roles})
+
+    def has_own(self, section: str, job: str) -> bool:
+        """Return whether the role `job` has settings of its own for the backend `section`."""
+        own = {str(name): role for name, role in self.roles.items()}.get(job)
+        return own is not None and bool(_values(getattr(own, section)))
+
+    def of_role(self, job: str) -> Self:
+        """Return the settings for the tasks of `job`, with those of its entry in `roles`."""
+        if (role := {str(name): each for name, each in self.roles.items()}.get(job)) is None:
+            return self
+        return self.model_copy(
+            update={
+                name: getattr(self, name).model_copy(update=own)
+                for name in type(role).model_fields
+                if (own := _values(getattr(role, name)))
+            }
+        )
 
     @property
     def port_range(self) -> tuple[int, ...]:

@@ -125,6 +125,7 @@ def start_panel(
     others = [f"{task.id} at {task.address}" for task in plan.elsewhere if plan.joins]
     facts = Facts.of(
         ("image", ", ".join(plan.images)),
+        *_roles(plan),
         *_pythons(plan),
         ("workdir", _workdir_and_copies(plan)),
         ("strategy", format_strategy(plan)),
@@ -255,12 +256,19 @@ def _facts(plan: Plan) -> Facts:
         ("strategy", "none: plain tasks form no cluster" if is_plain else format_strategy(plan)),
         ("open ports", describe_listeners(plan) if plan.listening else None),
         ("image", ", ".join(plan.images)),
+        *_roles(plan),
         *_workdirs(plan),
         *_pythons(plan),
         *_commands(plan),
         *(("prepare", keep_whole(join(c.argv))) for c in list(plan.prepare.values())[:1]),
         *_user_defaults(plan),
     )
+
+
+def _roles(plan: Plan) -> Iterator[tuple[str, str]]:
+    """Yield a row for each role whose nodes or pods differ from those of the others."""
+    for role, settings in plan.roles.items():
+        yield f"only {role}", settings
 
 
 def _user_defaults(plan: Plan) -> Iterator[tuple[str, str]]:

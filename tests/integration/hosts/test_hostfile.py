@@ -6,6 +6,7 @@ import json
 import sys
 
 import pytest
+from tests.integration.gang import GREET
 
 from .office import Office, numbered
 
@@ -30,3 +31,22 @@ def test_a_file_of_hosts_defines_the_cluster_and_the_run_records_it(office: Offi
         "*": {"python": sys.executable},
         first.address: {"ssh": f"root@{first.address}"},
     }
+
+
+@pytest.mark.parametrize("variable", ["PBS_NODEFILE", "LSB_DJOB_HOSTFILE"])
+def test_up_in_a_job_of_a_scheduler_uses_its_nodes_through_ssh(
+    office: Office, variable: str
+) -> None:
+    """The file has a line for each slot; three tasks share two nodes."""
+    first, second = office.add_hosts(2)
+    office.write("nodes", f"{first.address}\n{first.address}\n{second.address}\n")
+    script = f"{GREET}print(*addresses, flush=True)\n"
+    spec = office.spec(script, cluster={"worker": 3})
+    run = office.up(spec, env={variable: str(spec.with_name("nodes"))})
+    assert run.end() == 0, run.said
+    assert f"({variable}): {first.address}, {second.address}" in run.said
+    for task in ("worker:0", "worker:1", "worker:2"):
+        hosts = [address.partition(":")[0] for address in run.log(task).split()]
+        assert hosts == [first.address, first.address, second.address]
+    kept = json.loads((run.folder / "spec.json").read_text())
+    assert kept["cluster"] == {"worker": 3}, "a later run has other nodes"

@@ -79,6 +79,36 @@ def test_each_task_has_a_pod_that_its_peers_find_by_name(desk: Desk) -> None:
     assert desk.left() == []
 
 
+ENDS = "import socket; print('on', socket.gethostname())"
+
+
+def test_roles_have_their_own_nodes_and_resources(desk: Desk) -> None:
+    nodes = {"chief": "n2", "worker": "n1"}
+    on = {"chief": {"kubernetes.io/hostname": "n2"}, "worker": {"kubernetes.io/hostname": "n1"}}
+    runtime = desk.runtime(node_selector=on["worker"], resources={"requests": {"cpu": "20m"}})
+    own = {"node_selector": on["chief"], "resources": {"requests": {"cpu": "10m"}}}
+    runtime["roles"] = {"chief": {"kubernetes": own}}
+    desk.shell.script(
+        "train.py",
+        f"{ENDS}\nimport os, time\nwhile not os.path.exists({RELEASE!r}): time.sleep(0.05)",
+    )
+    path = desk.shell.spec("spec.json", {"script": "train.py", "hooks": "off"}, runtime=runtime)
+    value = json.loads(path.read_text()) | {"cluster": {"chief": 1, "worker": 1}}
+    path.write_text(json.dumps(value))
+    run = Live(desk.shell, "up", str(path))
+    run.wait_for_line("on", "chief:0", "worker:0")
+    for role, cpu in (("chief", "10m"), ("worker", "20m")):
+        pod = desk.kubectl.json("get", "pod", f"{run.run_id}-{role}-0")
+        assert pod["spec"]["nodeName"] == nodes[role]
+        assert pod["spec"]["nodeSelector"] == on[role]
+        (task,) = pod["spec"]["containers"]
+        assert task["resources"]["requests"]["cpu"] == cpu
+        desk.kubectl("exec", f"{run.run_id}-{role}-0", "--", "touch", RELEASE)
+    ended(run, 0)
+    assert "only chief" in run.said()
+    assert desk.left() == []
+
+
 LOSSES = """
 import os, signal, sys, time
 attempt, task = os.environ["TFCLUSTER_ATTEMPT"], os.environ["TFCLUSTER_TASK"]

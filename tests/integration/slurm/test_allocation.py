@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from tests.integration.gang import GREET
 from tests.integration.hosts.office import Run, one, until
 from tests.lab.slurm import SlurmCluster
 from tests.lab.slurm_files import USERS
@@ -227,6 +229,23 @@ def test_settings_of_a_job_are_used_inside_another_one_with_submit(site: Site) -
     assert {own["env"]["SLURM_JOB_PARTITION"] for own in found} == {"high"}
     assert {own["env"]["FROM_SETUP"] for own in found} == {"yes"}
     assert "cpus_per_task is not set: each task gets one core" in run.said
+
+
+SAYS_WHERE = f"{GREET}print('met', me, socket.gethostname(), *addresses, flush=True)\n"
+
+
+@pytest.mark.parametrize("processes", ["-n2", "-n4"])
+def test_each_process_of_srun_joins_with_its_own_tasks(site: Site, processes: str) -> None:
+    """One process on each node starts both tasks of the node, four start one each."""
+    spec = site.spec(SAYS_WHERE, cluster={"worker": 4})
+    run = site.start("join", str(spec), within=["srun", "-N2", processes])
+    assert run.end() == 0, run.said
+    met = sorted(re.findall(r"met (.*)", run.said))
+    on_first = 2 if processes == "-n2" else 3  # Slurm fills n1, but for the one of n2
+    hosts = [f"n{1 + (number >= on_first)}" for number in range(4)]
+    addresses = [f"{host}:{2222 + hosts[:number].count(host)}" for number, host in enumerate(hosts)]
+    assert met == [f"{number} {host} {' '.join(addresses)}" for number, host in enumerate(hosts)]
+    assert "the tasks run on the hosts of Slurm" in run.said
 
 
 # -- the dangers

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 
-from tests.integration.hosts.office import import_path, until
+from tests.integration.hosts.office import Run, import_path, until
 
 from .site import STUBBORN, Site
 
@@ -65,3 +66,49 @@ def test_a_run_that_is_being_stopped_does_not_come_back_by_a_requeue(site: Site)
     assert "has ended: interrupted" in down.said
     assert len(up.of_type("task_started")) == 2
     assert up.end() == 143
+
+
+SHOW = """
+import json, os, socket, time
+while os.environ.get("RELEASE") and not os.path.exists(os.environ["RELEASE"]):
+    time.sleep(0.05)
+names = ("SLURM_JOB_PARTITION", "SLURM_CPUS_ON_NODE")
+print(json.dumps([socket.gethostname(), *map(os.environ.get, names)]))
+"""
+ROLES = {"worker": {"slurm": {"partition": "high", "cpus_per_task": 2, "gpus_per_task": 0}}}
+
+
+def shown(run: Run, *tasks: str, attempt: int = 1) -> list[list[str]]:
+    return [json.loads(run.log(task, attempt).splitlines()[0]) for task in tasks]
+
+
+def test_roles_run_on_the_nodes_of_a_heterogeneous_job_also_after_a_requeue(site: Site) -> None:
+    cluster = {"chief": 1, "worker": 2, "evaluator": 1}
+    runtime = {"slurm": {"partition": "main"}, "roles": ROLES}
+    spec = site.spec(SHOW, lasts=True, cluster=cluster, runtime=runtime)
+    run = site.up(spec, "--backend", "slurm")
+    started = until(lambda: len(run.of_type("task_started")) == 4 and run.state(), "all tasks")
+    job = started["job"]["id"]
+    jobs = site.cluster("squeue", "--noheader", "--format=%i %P %D", "--sort=i").splitlines()
+    assert sorted(map(str.split, jobs)) == [[f"{job}+0", "main", "1"], [f"{job}+1", "high", "2"]]
+    site.cluster("scontrol", "requeue", job, user="ann")
+    until(lambda: len(run.of_type("task_started")) == 8, "all tasks again")
+    site.release()
+    assert run.end() == 0, run.said
+    assert "only worker" in run.said
+    own = shown(run, "worker:0", "worker:1", attempt=2)
+    assert [each[1:] for each in own] == [["high", "2"]] * 2
+    (chief, evaluator) = shown(run, "chief:0", "evaluator:0", attempt=2)
+    assert chief == evaluator == [chief[0], "main", "2"], "one core for each of the two"
+    assert len({chief[0], *(each[0] for each in own)}) == 3
+
+
+def test_roles_use_the_components_of_an_allocation_and_no_nodes_of_another(site: Site) -> None:
+    spec = site.spec(SHOW, cluster={"chief": 1, "worker": 2}, runtime={"roles": ROLES})
+    run = site.up(spec, within=["salloc", "-N1", ":", "-N2", "-phigh"])
+    assert run.end() == 0, run.said
+    assert [each[1] for each in shown(run, "worker:0", "worker:1")] == ["high"] * 2
+    other = site.spec(SHOW)
+    refused = site.up(other, within=["salloc", "-N1", ":", "-N1"])
+    assert refused.end() == 3
+    assert "has 2 components, and the roles of the spec need 1" in " ".join(refused.said.split())

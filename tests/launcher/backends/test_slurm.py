@@ -163,6 +163,88 @@ def submission(folder: Path, *extra: str) -> Submission:
     return replace(jobs.submission_of(plan_of(), runtime, folder), argv=("echo", "it's", "$HOME"))
 
 
+ROLES: dict[str, Any] = {
+    "cluster": {"chief": 1, "worker": 3, "ps": 1, "evaluator": 1},
+    "job": {"command": ["true"]},
+    "checkpoints": {"dir": "/shared"},
+    "runtime": {
+        "backend": "slurm",
+        "slurm": {"partition": "gpu", "gpus_per_task": 4, "time": "1h", "extra": ["--exclusive"]},
+        "roles": {
+            "worker": {"slurm": {"tasks_per_node": 2}},
+            "ps": {"slurm": {"partition": "cpu", "gpus_per_task": 0, "extra": []}},
+        },
+    },
+}
+
+
+def test_each_role_with_its_own_settings_is_a_component_of_a_heterogeneous_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in IN_JOB:
+        monkeypatch.delenv(name, raising=False)
+    planned = planning.plan(ROLES)
+    nodes = {str(task.id): task.node for task in planned.plan.tasks}
+    workers = {f"worker:{number}": f"worker-node-{number // 2}" for number in range(3)}
+    others = {"chief:0": "node-0", "evaluator:0": "node-0", "ps:0": "ps-node-0"}
+    assert nodes == workers | others
+    job = jobs.submission_of(planned.plan, planned.spec.runtime, tmp_path / "r")
+    words = job_options(job)
+    parts = " ".join(words).split(" : ")
+    shared = ["--time=60", "--requeue"]
+    for part, wanted in zip(
+        parts,
+        (
+            ["--partition=gpu", "--nodes=1", "--ntasks-per-node=2", "--gpus-per-node=8"],
+            ["--partition=gpu", "--nodes=2", "--ntasks-per-node=2", "--gpus-per-node=8"],
+            ["--partition=cpu", "--nodes=1", "--ntasks-per-node=1", "--gpus-per-node=0"],
+        ),
+        strict=True,
+    ):
+        assert {*wanted, *shared} <= {*part.split()}
+    assert ["--exclusive" in part for part in parts] == [True, True, False]
+    assert ["--signal" in part for part in parts] == [True, False, False]
+    names = [word for word in words if word.startswith("--job-name")]
+    assert names == ["--job-name=r", "--job-name=r+worker", "--job-name=r+ps"]
+    script = format_script(job).splitlines()
+    assert script.count("#SBATCH hetjob") == 2
+    assert planned.plan.roles["worker"] == "tasks_per_node 2"
+
+
+@pytest.mark.parametrize(
+    ("more", "nodes"),
+    [
+        ({"SLURM_HET_SIZE": "3"}, ["node-0", "worker-node-0", "worker-node-1", "ps-node-0"]),
+        ({"SLURM_JOB_NUM_NODES": "2"}, ["node-0", "node-1"]),
+    ],
+)
+def test_roles_count_in_a_heterogeneous_allocation_only(
+    more: dict[str, str], nodes: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {**IN_JOB, **more}.items():
+        monkeypatch.setenv(name, value)
+    planned = planning.plan(ROLES)
+    assert [node.name for node in planned.plan.nodes] == nodes
+    unused = "runtime.roles have no effect" in " ".join(planned.plan.notes)
+    assert unused == ("SLURM_HET_SIZE" not in more)
+    assert bool(planned.plan.roles) != unused
+
+
+def test_nodes_of_the_whole_job_are_refused_beside_roles() -> None:
+    value = {**ROLES, "runtime": {**ROLES["runtime"], "slurm": {"nodes": 4}}}
+    with pytest.raises(SpecError, match="nodes counts those of the whole job"):
+        planning.plan(value)
+    value = {**ROLES, "cluster": {"worker": 2}}
+    with pytest.raises(SpecError, match="the cluster has no ps"):
+        planning.plan(value)
+
+
+def test_a_step_on_a_component_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    argv = SlurmNodes.argv(NodePlan("ps-node-0", "slurm", None, "/", destination="n3+1"))
+    assert {"--jobid=7", "--nodelist=n3", "--het-group=1"} <= {*argv}
+
+
 def test_a_folder_with_any_name_is_only_a_word_of_the_script(tmp_path: Path) -> None:
     folder = tmp_path / """o'd "d%j $(touch x) `y`"""
     script = format_script(submission(folder))
@@ -270,7 +352,6 @@ def test_variables_that_would_make_another_job_of_it_are_not_passed_on() -> None
             {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "1", "SLURM_PTY_PORT": "1"},
             "srun starts 4 processes",
         ),
-        ({"SLURM_HET_SIZE": "2"}, "heterogeneous"),
         ({"SLURM_JOB_NODELIST": None}, "SLURM_JOB_NODELIST is not"),
     ],
 )

@@ -25,7 +25,7 @@ def slurm(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     later = str(int(time.time()) + 86_400)
     facts = {**_RUNNING, "end": later, "preempted": "None", "mode": "REQUEUE", "refusal": ""}
 
-    def ask(*argv: str, what: str) -> str:
+    def ask(*argv: str, what: str, patience_s: float = 30.0) -> str:
         if argv[:2] == ("scontrol", "requeue") and facts["refusal"]:
             raise SlurmError(what, facts["refusal"])
         if argv[:3] == ("scontrol", "show", "partition"):

@@ -37,7 +37,9 @@ def _check_resources(runtime: Runtime, resources: Resources) -> Iterator[Mistake
         fix = '"runtime": {"kubernetes": {"resources": {"limits": {"memory": "8Gi"}}}}'
         message = "the memory of a pod is written in runtime.kubernetes.resources"
         yield Mistake(("resources", "memory"), message, f"write for example {fix}")
-    has_devices = any("/" in name for name in settings.resources.limits)
+    of_roles = [runtime.of_role(job).kubernetes for job in runtime.roles]
+    pods = [each.resources for each in (settings, *of_roles)]
+    has_devices = any("/" in name for resources in pods for name in resources.limits)
     if resources.gpus and not has_devices and not settings.pod_template:
         fix = "write --set runtime.kubernetes.resources.limits='{\"nvidia.com/gpu\": 1}'"
         message = "the pods have no GPU: runtime.kubernetes.resources.limits names none"

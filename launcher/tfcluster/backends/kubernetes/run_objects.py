@@ -84,6 +84,10 @@ class PodRun:
     def settings(self) -> Kubernetes:
         return self.runtime.kubernetes
 
+    def settings_of(self, role: str) -> Kubernetes:
+        """Return the settings of the pods of a task type."""
+        return self.runtime.of_role(role).kubernetes
+
     @property
     def labels(self) -> dict[str, str]:
         """The labels of all its objects."""

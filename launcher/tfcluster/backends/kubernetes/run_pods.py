@@ -79,7 +79,7 @@ def _stateful_set(run: PodRun, role: str, number: int) -> Object:
 
 
 def _task_template(run: PodRun, role: str) -> Object:
-    settings = run.settings
+    settings = run.settings_of(role)
     shm = SHM if any("/" in name for name in settings.resources.limits) else None
     volumes = [_secret_volume(run), *_own_folders(shm, settings.volumes)]
     spec = {
@@ -102,7 +102,7 @@ def _task_template(run: PodRun, role: str) -> Object:
 
 
 def _task_container(run: PodRun, role: str, volumes: Sequence[Object]) -> Object:
-    settings = run.settings
+    settings = run.settings_of(role)
     node = next(each for each in run.plan.nodes if each.name.rpartition("-")[0] == role)
     assert node.container is not None
     has_shm = SHM in [*(v["mountPath"] for v in volumes), *(v.mount for v in settings.volumes)]

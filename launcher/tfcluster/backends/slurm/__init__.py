@@ -9,12 +9,18 @@ from typing import TYPE_CHECKING
 from tfcluster.kinds import BackendKind, Capabilities
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tfcluster.spec.fields import Mistake
+    from tfcluster.spec.model import ClusterSpec
     from tfcluster.spec.sections import Runtime
 
 JOB = "SLURM_JOB_ID"
 """The variable that Slurm sets in an allocation."""
 NODES = "SLURM_JOB_NODELIST"
 """The variable with the names of the allocation's nodes."""
+COMPONENTS = "SLURM_HET_SIZE"
+"""The variable with the number of components, each with its own nodes, of a heterogeneous job."""
 OF_CLUSTER = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_CLUSTER_NAME")
 """Variables that say which cluster is meant, and nothing about a job."""
 _OF_JOB = re.compile(r"(SLURM|SRUN|SLURMD|PMI|PMIX|PMI2)_")
@@ -39,10 +45,26 @@ class SlurmKind(BackendKind):
     why_no_addresses = "Slurm chooses the nodes"
 
     def place(self, task: str, number: int, host: str, runtime: Runtime) -> tuple[str, str]:
-        """Return the task's node; an evaluator rides with the first task."""
-        if task.startswith("evaluator"):
+        """Return the task's node; an evaluator without own nodes rides with the first task."""
+        job = task.rpartition("-")[0]
+        group, settings = self.group(job, runtime), runtime.of_role(job).slurm
+        if job == "evaluator" and not group:
             number = 0
-        return f"node-{number // (runtime.slurm.tasks_per_node or 1)}", ""
+        node = f"node-{number // (settings.tasks_per_node or 1)}"
+        return f"{group}-{node}" if group else node, ""
+
+    def group(self, job: str, runtime: Runtime) -> str:
+        """Return the role, if its nodes are a component of their own of a heterogeneous job."""
+        return job if runtime.has_own("slurm", job) else ""
+
+    def find_mistakes(self, spec: ClusterSpec) -> Iterator[Mistake]:
+        from tfcluster.spec.fields import Mistake  # imports pydantic
+
+        runtime = spec.runtime
+        if runtime.slurm.nodes is not None and _has_roles(runtime):
+            message = "nodes counts those of the whole job, of which roles have their own"
+            fix = "write tasks_per_node instead: the nodes follow from it"
+            yield Mistake(("runtime", "slurm", "nodes"), message, fix)
 
     def gives_gpus(self, runtime: Runtime) -> bool:
         return bool(runtime.slurm.gpus_per_task)
@@ -50,6 +72,8 @@ class SlurmKind(BackendKind):
     def explain_unused(self, runtime: Runtime, environ: Mapping[str, str]) -> str:
         """Name the options of a job, which Slurm has given already."""
         unused = sorted(runtime.slurm.model_fields_set - _USED_INSIDE)
+        if runtime.roles and not _has_roles(runtime):
+            unused.append("runtime.roles")
         if JOB not in environ or not unused:
             return ""
         fields = f"{', '.join(unused)} {'have' if len(unused) > 1 else 'has'} no effect"
@@ -66,12 +90,21 @@ class SlurmKind(BackendKind):
     def adopt(self, runtime: Runtime, tasks: int, environ: Mapping[str, str]) -> Runtime:
         """Share the tasks out evenly where the number of nodes is known, but of them is not."""
         settings = runtime.slurm
+        if _has_roles(runtime):
+            if JOB not in environ or environ.get(COMPONENTS, "1") != "1":
+                return runtime  # each role has as many nodes as its tasks need
+            runtime = runtime.without_roles("slurm")
         listed = [environ[name] for name in _COUNTS if environ.get(name, "").isdecimal()]
         nodes = int(listed[0]) if JOB in environ and listed else settings.nodes
         if nodes is not None and settings.tasks_per_node is None:
             settings = settings.model_copy(update={"tasks_per_node": max(1, -(-tasks // nodes))})
             runtime = runtime.model_copy(update={"slurm": settings})
         return runtime
+
+
+def _has_roles(runtime: Runtime) -> bool:
+    """Return whether some role has nodes of its own, so that the job is heterogeneous."""
+    return any(runtime.has_own("slurm", job) for job in runtime.roles)
 
 
 KIND = SlurmKind()

@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 
 COMMENT = "tfcluster:"
 """The beginning of the comment of a run's job; the run folder follows."""
+NEXT, NEXT_LINE = ":", "hetjob"
+"""The word between the options of two components of a job, on a command line and in a script
+(slurm.schedmd.com/heterogeneous_jobs.html)."""
 NOT_SHARED = SETUP_FAILED = 3
 _CORES = re.compile(r"--(?:exclusive|cpus-per-|cores-per-|mincpus)|-c")
 """The options with which a task gets more than one core."""
@@ -47,10 +51,11 @@ def format_script(job: Submission) -> str:
     )
     # What is not printable, such as a line break in a path, is on sbatch's command line only.
     options = (option for option in job_options(job) if option.isprintable())
+    lines = (NEXT_LINE if option == NEXT else shlex.quote(option) for option in options)
     return "".join(
         [
             f"{first_line(settings)}\n",
-            *(f"#SBATCH {shlex.quote(option)}\n" for option in options),
+            *(f"#SBATCH {line}\n" for line in lines),
             *format_setup(settings, failure=paths.script_failure),
             body,
         ]
@@ -74,20 +79,55 @@ def format_setup(settings: Slurm, *, failure: Path | None = None) -> Iterator[st
 
 
 def job_options(job: Submission) -> list[str]:
-    """Return all options of sbatch for a submitted run; its own come last, where they count."""
+    """Return all options of sbatch for a submitted run; its own come last, where they count.
+
+    `NEXT` is between those of two components.
+    """
     log = str(job.folder).replace("%", "%%")
-    return [
-        *sbatch_options(job),
+    first, *others = parts(job)
+    options = [
+        *sbatch_options(first),
         f"--job-name={job.run_id}",
         f"--comment={COMMENT}{job.folder}",
         f"--output={log}/coordinator.log",
         "--chdir=/",
     ]
+    for part, component in zip(others, job.components[1:], strict=False):
+        # Its name is no run's: of all components, only the first one has the run's script.
+        name = f"--job-name={job.run_id}+{component.group or 'rest'}"
+        options += [NEXT, *sbatch_options(part, is_first=False), name]
+    return options
 
 
-def sbatch_options(job: Submission) -> list[str]:
-    """Return the options of sbatch for the nodes of a run, and for the ends it can live with."""
-    return [*named_options(job).values(), *job.runtime.slurm.extra]
+def parts(job: Submission) -> list[Submission]:
+    """Return the components of a heterogeneous job, each as a job of its own; else `job`."""
+    return [
+        replace(
+            job,
+            runtime=job.runtime.of_role(component.group),
+            nodes=component.nodes,
+            tasks_per_node=component.tasks_per_node,
+            components=(component,),
+        )
+        for component in job.components
+    ] or [job]
+
+
+def section_of(part: Submission) -> str:
+    """Return the section of the spec with the settings of a part of a job."""
+    role = part.components[0].group if part.components else ""
+    return f"runtime.roles.{role}.slurm" if role else "runtime.slurm"
+
+
+def sbatch_options(job: Submission, *, is_first: bool = True) -> list[str]:
+    """Return the options of sbatch for the nodes of a run, and for the ends it can live with.
+
+    `is_first`: for the component with the script, which is signalled.
+    """
+    named = named_options(job)
+    if not is_first:
+        del named["signal"], named["open-mode"]
+    return [*named.values(), *job.runtime.slurm.extra]
 
 
 def named_options(job: Submission) -> dict[str, str]:
@@ -97,7 +137,10 @@ def named_options(job: Submission) -> dict[str, str]:
 
 def resource_options(job: Submission) -> list[str]:
     """Return the options of salloc for nodes like those of a run."""
-    return [*_resources(job).values(), *job.runtime.slurm.extra]
+    options: list[str] = []
+    for part in parts(job):
+        options += [NEXT, *_resources(part).values(), *part.runtime.slurm.extra]
+    return options[1:]
 
 
 def _resources(job: Submission) -> dict[str, str]:

@@ -28,7 +28,9 @@ from tfcluster.backends.slurm.batch_script import (
     format_script,
     format_setup,
     job_options,
+    parts,
     resource_options,
+    section_of,
 )
 from tfcluster.backends.slurm.slurm_commands import (
     SlurmSilentError,
@@ -42,7 +44,7 @@ from tfcluster.errors import SetupError, join_first
 from tfcluster.plans.secrets import find_variables
 
 if TYPE_CHECKING:
-    from tfcluster.spec.sections import Slurm
+    pass
 
 _UNITS = {"k": 1 / 1024, "m": 1, "g": 1024, "t": 1024 * 1024}
 _DOWN = re.compile(r"down|drain|drng|fail|maint|unk|inval|err|.*\*")
@@ -74,8 +76,11 @@ def check(job: Submission, *, thorough: bool) -> Outlook:
         partitions, nodes = _read_partitions(), _read_nodes()
         if without := _check_export(job, os.environ):
             return Outlook(tuple(without))
-        said, refused = _test(job)
-        obstacles = judge(job, partitions, nodes, groups=_own_groups())
+        said, refused, obstacles = "", None, list[Obstacle]()
+        for part in parts(job):  # Slurm tests no heterogeneous job
+            answer, refusal_of_part = _test(part)
+            said, refused = said or answer, refused or refusal_of_part
+            obstacles += judge(part, partitions, nodes, groups=_own_groups())
         if refused is None:
             obstacles = [obstacle for obstacle in obstacles if not obstacle.is_fatal]
             if match := _TEST.search(said):
@@ -159,16 +164,16 @@ def judge(
     names = _named(job, partitions)
     listed = join_first(sorted(n for n, pairs in partitions.items() if not _is(pairs, "Hidden")))
     if not names:
-        fix = f"--set runtime.slurm.partition=NAME, one of {listed}"
+        fix = f"--set {section_of(job)}.partition=NAME, one of {listed}"
         return [Obstacle("partition", "the cluster has no default partition", fix)]
     for name in names:
         if name not in partitions:
             near = difflib.get_close_matches(name, partitions, n=1)
-            fix = f"--set runtime.slurm.partition={near[0]}" if near else f"use one of {listed}"
+            fix = f"--set {section_of(job)}.partition={near[0]}" if near else f"use one of {listed}"
             return [Obstacle("partition", f"there is no partition {name}", fix)]
     by_partition = [
         [
-            *_check_access(job.runtime.slurm, name, partitions[name], groups),
+            *_check_access(job, name, partitions[name], groups),
             *_check_limits(job, name, partitions[name]),
             *_check_nodes(job, name, [node for node in nodes if node.partition == name]),
         ]
@@ -188,9 +193,10 @@ def _is(pairs: Mapping[str, str], name: str) -> bool:
 
 
 def _check_access(
-    settings: Slurm, name: str, pairs: Mapping[str, str], groups: Collection[str] | None
+    job: Submission, name: str, pairs: Mapping[str, str], groups: Collection[str] | None
 ) -> Iterator[Obstacle]:
-    other = "choose another partition (`sinfo -s` lists them): --set runtime.slurm.partition=NAME"
+    option = f"--set {section_of(job)}.partition=NAME"
+    other = f"choose another partition (`sinfo -s` lists them): {option}"
     state = pairs.get("State", "UP")
     if state != "UP":
         problem = f"partition {name} is {state}: "
@@ -203,7 +209,7 @@ def _check_access(
     if groups is not None and _is(pairs, "RootOnly"):
         yield Obstacle("partition", f"only root may use partition {name}", other)
     for field, key in (("account", "AllowAccounts"), ("qos", "AllowQos")):
-        value, allowed = getattr(settings, field), pairs.get(key, "ALL")
+        value, allowed = getattr(job.runtime.slurm, field), pairs.get(key, "ALL")
         if value is not None and allowed != "ALL" and value not in allowed.split(","):
             problem = f"partition {name} is not for {field} {value}"
             yield Obstacle("partition", problem, f"--set runtime.slurm.{field}: one of {allowed}")
@@ -224,7 +230,7 @@ def _check_limits(job: Submission, name: str, pairs: Mapping[str, str]) -> Itera
         problem = (
             f"a job in partition {name} gets at most {_nodes(most_nodes)}, and needs {job.nodes}"
         )
-        fix = "--set runtime.slurm.tasks_per_node=2 or more, or another partition"
+        fix = f"--set {section_of(job)}.tasks_per_node=2 or more, or another partition"
         yield Obstacle("limits", problem, fix)
 
 
@@ -241,7 +247,7 @@ def _check_nodes(job: Submission, name: str, nodes: Sequence[Node]) -> Iterator[
     where = f"nodes of partition {name}"
     if len(nodes) < job.nodes:
         problem = f"partition {name} has {_nodes(len(nodes))}, and the tasks need {job.nodes}"
-        yield Obstacle("nodes", problem, "--set runtime.slurm.tasks_per_node=2 or more")
+        yield Obstacle("nodes", problem, f"--set {section_of(job)}.tasks_per_node=2 or more")
         return
     suiting = list(nodes)
     for unit, field, wanted, has in _requests(job):
@@ -251,7 +257,7 @@ def _check_nodes(job: Submission, name: str, nodes: Sequence[Node]) -> Iterator[
             problem = (
                 f"{len(enough)} of the {len(nodes)} {where} have {wanted} {unit} (most: {most})"
             )
-            fix = f"lower runtime.slurm.{field}, for all tasks of a node together"
+            fix = f"lower {section_of(job)}.{field}, for all tasks of a node together"
             yield Obstacle("nodes", problem, fix)
             return
         suiting = [node for node in suiting if node in enough]
@@ -260,12 +266,15 @@ def _check_nodes(job: Submission, name: str, nodes: Sequence[Node]) -> Iterator[
         have = [node for node in nodes if feature in node.features]
         if len(have) < job.nodes:
             problem = f"{len(have)} of the {len(nodes)} {where} have the feature {feature}"
-            fix = "set runtime.slurm.constraint to features that nodes have (`sinfo -o '%N %f'`)"
+            features = "features that nodes have (`sinfo -o '%N %f'`)"
+            fix = f"set {section_of(job)}.constraint to {features}"
             yield Obstacle("nodes", problem, fix)
             return
         suiting = [node for node in suiting if node in have]
     if len(suiting) < job.nodes:
-        problem = f"{len(suiting)} of the {len(nodes)} {where} have all that runtime.slurm asks for"
+        problem = (
+            f"{len(suiting)} of the {len(nodes)} {where} have all that {section_of(job)} asks for"
+        )
         yield Obstacle("nodes", problem, "`sinfo -N -o '%N %c %m %G %f'` shows what each node has")
     elif (up := sum(node.is_up for node in suiting)) < job.nodes:
         problem = (

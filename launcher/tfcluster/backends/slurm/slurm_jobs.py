@@ -34,6 +34,7 @@ from tfcluster.backends.slurm.batch_script import (
 from tfcluster.backends.slurm.slurm_checks import check as check
 from tfcluster.backends.slurm.slurm_checks import run_inside as run_inside
 from tfcluster.backends.slurm.slurm_commands import (
+    PATIENCE_S,
     SlurmError,
     SlurmSilentError,
     ask,
@@ -119,9 +120,8 @@ def look(cluster: str, *, patience_s: float) -> dict[str, JobState]:
 
 def explain_end(job: str, *, cluster: str, patience_s: float) -> JobEnd:
     """Return how a job ended; Slurm forgets it after some minutes (MinJobAge)."""
-    argv = ("scontrol", "show", "job", "--oneliner", job)
     try:
-        pairs = parse_pairs(ask(*argv, what=f"job {job}", patience_s=patience_s))
+        pairs = _show(job, what=f"job {job}", patience_s=patience_s)
     except SlurmError:
         return JobEnd(f"Slurm has no job {job} any more")
     state, code = pairs.get("JobState", ""), pairs.get("ExitCode", "")
@@ -167,7 +167,7 @@ def stop(job: str, *, cluster: str, now: bool) -> None:
 def connect_coordinator(paths: RunPaths, job: str, *, cluster: str) -> Iterator[socket.socket]:
     """Yield a connection that a step of the job carries, on the node of its script."""
     what = f"the coordinator in job {job} cannot be asked"
-    shown = parse_pairs(ask("scontrol", "show", "job", "--oneliner", job, what=what))
+    shown = _show(job, what=what)
     if "BatchHost" not in shown:
         fix = "`tfcluster status` shows when it does"
         raise SetupError(f"{what}: the job does not run yet", fix=fix)
@@ -176,6 +176,7 @@ def connect_coordinator(paths: RunPaths, job: str, *, cluster: str) -> Iterator[
     module = ("-P", "-m", "tfcluster.rundir.control_client")
     argv = ["srun", f"--jobid={job}", "--overlap", "--quiet", "--unbuffered", "--chdir=/"]
     argv += ["--nodes=1", "--ntasks=1", f"--nodelist={shown['BatchHost']}"]
+    argv += ["--het-group=0"] if "HetJobId" in shown else []
     argv += [os.path.expanduser(python), *module, str(paths.root)]
     with joined(argv, what=what) as connection:
         yield connection
@@ -318,12 +319,7 @@ def own(environ: Mapping[str, str]) -> tuple[str, int]:
             f"srun starts {processes} processes, and each would coordinate a run of its own",
             fix="start tfcluster without srun in the job's script, or with `srun --ntasks=1`",
         )
-    if environ.get("SLURM_HET_SIZE", "1") != "1":
-        raise SetupError(
-            f"job {environ[JOB]} is heterogeneous, which is not supported",
-            fix="use a job whose nodes all have the same resources",
-        )
-    if NODES not in environ:
+    if not {NODES, f"{NODES}_HET_GROUP_0"} & environ.keys():
         raise SetupError(
             f"{JOB} is set, but {NODES} is not",
             fix=f"`unset {JOB}` outside of a job",
@@ -375,10 +371,15 @@ def requeue(job: str) -> None:
             raise
 
 
-def _show(job: str) -> dict[str, str]:
-    """Return the fields of a job; the id of one element of an array is that of the array, too."""
-    what = f"Slurm does not describe job {job}"
-    shown = ask("scontrol", "show", "job", "--oneliner", job, what=what).splitlines()
+def _show(job: str, *, what: str = "", patience_s: float = PATIENCE_S) -> dict[str, str]:
+    """Return the fields of a job.
+
+    The id of one element of an array is that of the array, too, and that of the first component of
+    a heterogeneous job is that of the job.
+    """
+    what = what or f"Slurm does not describe job {job}"
+    argv = ("scontrol", "show", "job", "--oneliner", job)
+    shown = ask(*argv, what=what, patience_s=patience_s).splitlines()
     return next(pairs for pairs in map(parse_pairs, shown) if pairs.get("JobId") == job)
 
 

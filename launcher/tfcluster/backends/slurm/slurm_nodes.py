@@ -20,7 +20,7 @@ from typing import Self
 from tfcluster.agent import message_fields
 from tfcluster.agent.agent_config import AgentConfig, SlurmJob
 from tfcluster.backends.relayed import STARTER, RelayedNodes, Unreached
-from tfcluster.backends.slurm import JOB, NODES, OF_CLUSTER
+from tfcluster.backends.slurm import COMPONENTS, JOB, NODES, OF_CLUSTER
 from tfcluster.backends.slurm.slurm_commands import (
     SlurmError,
     SlurmSilentError,
@@ -79,22 +79,45 @@ class SlurmNodes(RelayedNodes):
     async def __aenter__(self) -> Self:
         """Find the names and addresses of the job's nodes; raises SetupError for too few."""
         self.allocation = f"job {os.environ[JOB]}"
-        names = await find_nodes(os.environ)
-        if len(names) < (wanted := len(self.planned)):
-            raise SetupError(
-                f"{self.allocation} has {len(names)} of the {wanted} nodes that the spec needs",
-                fix=f"allocate {wanted} nodes, or leave out runtime.slurm.tasks_per_node:"
-                " the tasks then share the nodes",
-            )
-        planned = (node.name for node in self.planned)
-        self._names = dict(zip(planned, names, strict=False))
-        self.hosts = {node: names[name] for node, name in self._names.items()}
+        groups = self._groups()
+        self._names, self.hosts = dict[str, str](), dict[str, str]()
+        """Node → its name at Slurm, with the component of a heterogeneous job; → its address."""
+        for number, planned in enumerate(groups):
+            environ = dict(os.environ)
+            if len(groups) > 1:
+                environ[NODES] = environ[f"{NODES}_HET_GROUP_{number}"]
+            names = await find_nodes(environ)
+            if len(names) < (wanted := len(planned)):
+                part = f"component {number} of " if len(groups) > 1 else ""
+                raise SetupError(
+                    f"{part}{self.allocation} has {len(names)} of the {wanted} nodes that the spec"
+                    " needs",
+                    fix=f"allocate {wanted} nodes, or leave out runtime.slurm.tasks_per_node:"
+                    " the tasks then share the nodes",
+                )
+            component = f"+{number}" if len(groups) > 1 else ""
+            for node, name in zip(planned, names, strict=False):
+                self._names[node], self.hosts[node] = f"{name}{component}", names[name]
         return self
+
+    def _groups(self) -> list[list[str]]:
+        """Return the names of the nodes of each component of the job; raises SetupError."""
+        groups: dict[str, list[str]] = {}
+        for node in self.planned:
+            groups.setdefault(node.name.rpartition("node-")[0], []).append(node.name)
+        if (has := int(os.environ.get(COMPONENTS, "1"))) != len(groups):
+            raise SetupError(
+                f"{self.allocation} has {has} component{'s' * (has > 1)}, and the roles of the spec"
+                f" need {len(groups)}",
+                fix="give each role with nodes of its own an entry in runtime.roles, or let `up"
+                " --submit` make the job",
+            )
+        return [*groups.values()]
 
     async def connect(self, node: NodePlan, *, token: str, is_fenced: bool = False) -> AgentLink:
         step = replace(node, destination=self._names[node.name])
         if node.name in self._agents:  # during the run, in which slurmctld may be restarted
-            await self._await_controller(f"{step.destination} has to wait for a new agent")
+            await self._await_controller(f"{_name(step)} has to wait for a new agent")
         return await super().connect(step, token=token, is_fenced=is_fenced)
 
     def configure(self, node: NodePlan, config: AgentConfig) -> AgentConfig:
@@ -103,7 +126,8 @@ class SlurmNodes(RelayedNodes):
         return message_fields.replace(config, job=SlurmJob(id=job, restarts=restarts))
 
     def fetch_command(self, node: str, folder: PurePath) -> str:
-        where = f"--nodes=1 --nodelist={self._names[node]}"
+        name, _, component = self._names[node].partition("+")
+        where = f"--nodes=1 --nodelist={name}" + (f" --het-group={component}" if component else "")
         return f"srun {where} tar -C {shlex.quote(str(folder))} -c . | tar -x"
 
     async def _await_controller(self, what: str) -> None:
@@ -127,7 +151,9 @@ class SlurmNodes(RelayedNodes):
         """Return srun without the settings of the job's own script, which it would obey."""
         dropped = [name for name in os.environ if _SETTINGS.match(name) and name not in OF_CLUSTER]
         unset = [word for name in dropped for word in ("-u", name)]
-        where = [f"--jobid={os.environ[JOB]}", f"--nodelist={node.destination}"]
+        where = [f"--jobid={os.environ[JOB]}", f"--nodelist={_name(node)}"]
+        if component := (node.destination or "").partition("+")[2]:
+            where.append(f"--het-group={component}")
         wrap = map(os.path.expanduser, node.wrap)
         python = [*wrap, node.python, "-I", "-S", "-c", STARTER]
         return ["env", *unset, "srun", *where, *_OPTIONS, *python]
@@ -143,7 +169,12 @@ class SlurmNodes(RelayedNodes):
     @classmethod
     def fix(cls, node: NodePlan, error: Unreached) -> str:
         fixes = (fix for pattern, fix in _FIXES if re.search(pattern, error.stderr))
-        return next(fixes, "see `scontrol show node {node}`").format(node=node.destination)
+        return next(fixes, "see `scontrol show node {node}`").format(node=_name(node))
+
+
+def _name(node: NodePlan) -> str:
+    """Return the name of a node at Slurm."""
+    return (node.destination or "").partition("+")[0]
 
 
 async def find_nodes(environ: Mapping[str, str]) -> dict[str, str]:

@@ -14,6 +14,7 @@ from tests.pod_security import violations
 from tfcluster.backends.kubernetes import run_objects, run_pods
 from tfcluster.backends.kubernetes.run_objects import PodRun
 from tfcluster.discovery import planning
+from tfcluster.plans.resources import GIVEN_GPUS
 from tfcluster.spec import PlanOptions
 
 SPEC = str(ROOT / "cluster_specs/kubernetes-2n.json")
@@ -204,3 +205,36 @@ def test_run_as_non_root_follows_the_user(
     assert made["containers"][0]["securityContext"].get("runAsNonRoot") is task
     coordinator = run_pods.coordinator_template(run)["spec"]
     assert coordinator["securityContext"]["runAsNonRoot"] is pod
+
+
+def test_a_role_has_what_its_entry_says_and_else_what_all_have() -> None:
+    own = {"image": "cpu:1", "resources": {"requests": {"cpu": "2"}}, "node_selector": {"a": "b"}}
+    sets = (
+        'cluster={"chief":1,"worker":2,"ps":1}',
+        "checkpoints.dir=gs://bucket/a",
+        f"runtime.roles={json.dumps({'ps': {'kubernetes': own}})}",
+        *(f"runtime.kubernetes.{text}" for text in RICH),
+    )
+    planned = planning.plan(SPEC, PlanOptions(sets))
+    run = PodRun("lab-1", planned.plan, planned.spec.runtime)
+    found = {}
+    for made in run_pods.stateful_sets(run):
+        spec = made["spec"]["template"]["spec"]
+        (task,) = spec["containers"]
+        found[made["metadata"]["name"]] = (
+            task["image"],
+            task["resources"].get("limits", {}).get("nvidia.com/gpu"),
+            spec["nodeSelector"],
+            [each["key"] for each in spec["tolerations"]],
+        )
+    image = planned.plan.images[0]
+    alike = (image, "1", {"pool": "gpu"}, ["gpu"])
+    assert found == {
+        "lab-1-chief": alike,
+        "lab-1-worker": alike,
+        "lab-1-ps": ("cpu:1", None, {"a": "b"}, ["gpu"]),
+    }
+    told = {task.id.job: [v.name for v in task.command.env] for task in planned.plan.tasks}
+    assert [job for job in told if GIVEN_GPUS in told[job]] == ["chief", "worker"]
+    shown = 'image cpu:1, resources {"requests": {"cpu": "2"}}, node_selector {"a": "b"}'
+    assert planned.plan.roles == {"ps": shown}
