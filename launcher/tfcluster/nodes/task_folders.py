@@ -370,9 +370,12 @@ class TaskFolders:
     async def put_back(self, state: Sequence[Gathered], tasks: Iterable[TaskId]) -> int | None:
         """Have the tasks' folders hold `state`; return its step, None if it is unknown.
 
+        The tf.data service keeps its own state there.
+
         Raises SourceChangedError, OSError.
         """
-        await put_back(state, [self._target(task) for task in tasks], beside=self._paths.root)
+        targets = [self._target(task) for task in tasks if not task.serves_data]
+        await put_back(state, targets, beside=self._paths.root)
         return newest_of(state).step
 
     def _site(self, task: TaskId) -> Site:

@@ -14,9 +14,11 @@ from tfcluster.errors import join_first
 from tfcluster.kinds import AUTO
 from tfcluster.spec import (
     COORDINATED,
+    DATA_JOBS,
     JOBS,
     TUNER_VARIABLES,
     FieldPath,
+    file_name_of,
     published_schema,
     shorten,
 )
@@ -97,6 +99,7 @@ class ClusterSpec(Section):
                 *self._check_counts(),
                 *self._check_task_steps(),
                 *self._check_network(),
+                *self._check_data_service(),
                 *(_check_search_cluster(self) if self.job.kind == "tuner" else ()),
                 *(_check_search_variables(self) if self.job.kind == "tuner" else ()),
                 *self._check_backend(),
@@ -111,7 +114,7 @@ class ClusterSpec(Section):
 
     @property
     def task_count(self) -> int:
-        """The number of tasks, including the evaluator."""
+        """The number of tasks, including those that do not train."""
         return sum(count(self.cluster, job) for job in JOBS)
 
     @property
@@ -139,7 +142,7 @@ class ClusterSpec(Section):
         backend = self.runtime.backend
         if backend == AUTO or not (kind := kinds.get(backend)).capabilities.makes_nodes:
             return ()
-        files = (task.replace(":", "-") for task in task_names(self.cluster))
+        files = map(file_name_of, task_names(self.cluster))
         places = (kind.place(f, n, "127.0.0.1", self.runtime) for n, f in enumerate(files))
         return tuple(dict.fromkeys(node for node, _ in places))
 
@@ -187,6 +190,13 @@ class ClusterSpec(Section):
             message = f"parameter servers need a chief and workers: no {names}"
             yield Mistake(("cluster", "ps"), message, fix)
 
+    def _check_data_service(self) -> Iterator[Mistake]:
+        """Refuse a tf.data service beside tasks that form no cluster."""
+        for job in DATA_JOBS if self.job.kind != "training" else ():
+            if job in self.cluster:
+                message = f"tasks of the kind {self.job.kind} get no tf.data service"
+                yield Mistake(("cluster", job), message, "leave it out", on_key=True)
+
     def _check_secrets(self) -> Iterator[Mistake]:
         for index, name in enumerate(self.job.secrets):
             if self.job.env.get(name) is not None:
@@ -195,7 +205,7 @@ class ClusterSpec(Section):
                 yield Mistake(("job", "secrets", index), message, fix)
 
     def _check_task_steps(self) -> Iterator[Mistake]:
-        tasks = task_names(self.cluster)
+        tasks = [task for task in task_names(self.cluster) if not task.startswith(DATA_JOBS)]
         known = (*dict.fromkeys(task.partition(":")[0] for task in tasks), *tasks)
         for key in self.job.per_task:
             if key not in known:

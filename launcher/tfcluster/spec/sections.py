@@ -174,7 +174,8 @@ class Slurm(Section):
     tasks_per_node: Count | None = documented(
         None,
         "Tasks on each node; null: 1, or an even share of the nodes where `nodes` is given and in "
-        "an allocation that exists already. An evaluator rides with the first task.",
+        "an allocation that exists already. An evaluator and a data_dispatcher ride with the first "
+        "task.",
         2,
     )
     gpus_per_task: Annotated[int, Field(ge=0, le=1_000_000)] | None = documented(

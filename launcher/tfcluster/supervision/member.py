@@ -29,7 +29,7 @@ class Member:
     id: TaskId
     node: str
     serves: bool
-    """True if it never ends by itself: a ps, or a worker inside `Server.join`."""
+    """True if it never ends by itself: a ps, of the tf.data service, a worker in `Server.join`."""
     is_hooked: bool
     """True if it is started through `tfcluster_workers.boot`."""
     restarts_alone: bool
@@ -106,8 +106,8 @@ class Member:
 
     @property
     def is_core(self) -> bool:
-        """False for an evaluator, which only follows the checkpoints."""
-        return self.id.job != "evaluator"
+        """False for an evaluator and the tf.data service: they go on when the gang is restarted."""
+        return self.id.is_in_gang
 
     @property
     def is_started(self) -> bool:
@@ -311,7 +311,7 @@ def member_of(plan: Plan, task: TaskPlan, attempt: int) -> Member:
     return Member(
         task.id,
         task.node,
-        serves=task.id.job == "ps",
+        serves=task.id.job == "ps" or task.id.serves_data,
         is_hooked=plan.is_hooked(task),
         restarts_alone=restarts_alone(plan, task.id),
         searches=plan.kind == "tuner",

@@ -7,6 +7,7 @@ from collections.abc import Mapping, MutableMapping
 from typing import TYPE_CHECKING
 
 from tfcluster.kinds import BackendKind, Capabilities
+from tfcluster.spec import COMPANIONS, file_name_of
 
 if TYPE_CHECKING:
     from tfcluster.spec.sections import Runtime
@@ -18,6 +19,7 @@ NODES = "SLURM_JOB_NODELIST"
 OF_CLUSTER = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_CLUSTER_NAME")
 """Variables that say which cluster is meant, and nothing about a job."""
 _OF_JOB = re.compile(r"(SLURM|SRUN|SLURMD|PMI|PMIX|PMI2)_")
+_COMPANIONS = tuple(map(file_name_of, COMPANIONS))
 _USED_INSIDE = {"tasks_per_node"}
 """The fields of ``runtime.slurm`` that count inside an allocation, too."""
 _COUNTS = ("SLURM_JOB_NUM_NODES", "SLURM_NNODES")
@@ -39,8 +41,8 @@ class SlurmKind(BackendKind):
     why_no_addresses = "Slurm chooses the nodes"
 
     def place(self, task: str, number: int, host: str, runtime: Runtime) -> tuple[str, str]:
-        """Return the task's node; an evaluator rides with the first task."""
-        if task.startswith("evaluator"):
+        """Return the task's node; an evaluator and a dispatcher ride with the first task."""
+        if task.startswith(_COMPANIONS):
             number = 0
         return f"node-{number // (runtime.slurm.tasks_per_node or 1)}", ""
 
