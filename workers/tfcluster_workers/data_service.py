@@ -5,7 +5,7 @@ In a script, `distribute` has the tasks `data_worker` compute a dataset instead 
     from tfcluster_workers import data_service
 
     dataset = dataset.shuffle(1000).repeat().map(decode).batch(64)
-    dataset = dataset.apply(data_service.distribute("parallel_epochs")).prefetch(tf.data.AUTOTUNE)
+    dataset = dataset.apply(data_service.distribute("distributed_epoch")).prefetch(tf.data.AUTOTUNE)
 
 tfcluster runs this module as the program of the tasks `data_dispatcher` and `data_worker`.
 """

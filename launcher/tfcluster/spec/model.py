@@ -192,10 +192,10 @@ class ClusterSpec(Section):
 
     def _check_data_service(self) -> Iterator[Mistake]:
         """Refuse a tf.data service beside tasks that form no cluster."""
-        for job in DATA_JOBS if self.job.kind != "training" else ():
-            if job in self.cluster:
-                message = f"tasks of the kind {self.job.kind} get no tf.data service"
-                yield Mistake(("cluster", job), message, "leave it out", on_key=True)
+        if self.job.kind != "training" and "data_worker" in self.cluster:
+            message = f"tasks of the kind {self.job.kind} get no tf.data service"
+            fix = f"leave {' and '.join(DATA_JOBS)} out"
+            yield Mistake(("cluster", "data_worker"), message, fix, on_key=True)
 
     def _check_secrets(self) -> Iterator[Mistake]:
         for index, name in enumerate(self.job.secrets):

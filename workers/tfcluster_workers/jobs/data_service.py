@@ -29,24 +29,23 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--steps", type=options.positive, default=40, help="steps of an epoch (default: 40)")
     add("--wait-ms", type=options.positive, default=200, help="wait per batch (default: 200)")
-    parser.set_defaults(cache=False)
+    parser.set_defaults(cache=False, prefetch=0)
     return parser.parse_args(arguments)
 
 
 def batches(args: argparse.Namespace, examples: Any, size: int) -> Any:
     """Return an endless dataset of batches; data workers compute all above `distribute`.
 
-    Each data worker reads all examples in an order of its own (``parallel_epochs``).
+    Each data worker reads all examples (``parallel_epochs``), in an order of its own because the
+    job sets no seed of TensorFlow: with one, all of them would compute the same batches.
     """
     import tensorflow as tf
     from tensorflow.python.data.experimental.ops import testing
 
-    ready = examples.shuffle(2048).repeat().batch(size, drop_remainder=True)
+    ready = job_start.batches(args, examples.shuffle(2048).repeat(), size, training=True)
     slow = ready.apply(testing.sleep(args.wait_ms * 1000))
     served = slow.apply(data_service.distribute("parallel_epochs"))
-    apart = tf.data.Options()
-    apart.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
-    return served.prefetch(tf.data.AUTOTUNE).with_options(apart)
+    return served.prefetch(tf.data.AUTOTUNE)
 
 
 def train(keras: Any, args: argparse.Namespace) -> tuple[float, float]:
@@ -54,7 +53,6 @@ def train(keras: Any, args: argparse.Namespace) -> tuple[float, float]:
     strategy = strategies.make(args.strategy, logical_cpus=args.logical_cpus)
     replicas = strategy.num_replicas_in_sync
     size = options.global_batch(args, replicas)
-    keras.utils.set_random_seed(args.seed)
     precision.apply(keras)
     examples, tests = (job_start.examples(args, split) for split in ("train", "test"))
     with strategy.scope():
