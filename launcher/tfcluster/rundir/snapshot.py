@@ -16,7 +16,7 @@ from tfcluster.typed_json import from_json, reader
 _STRINGS = (
     *("task", "node", "path", "kind", "reason", "fault", "id", "tuner", "objective", "status"),
     *("direction", "message", "run", "hint", "docs", "not_restarted", "exception", "file"),
-    *("traceback", "what"),
+    *("traceback", "what", "evaluated"),
 )
 _INTEGERS = (
     *("step", "attempt", "of", "from_step", "bytes", "resumed_step", "best_step", "line"),

@@ -87,6 +87,8 @@ class Member:
     has_evaluated: bool = False
     evaluated_step: int | None = None
     """The step of the last evaluated checkpoint; None where it is not known."""
+    follows: bool = False
+    """True if it waits for further checkpoints until it is ended."""
     trials_ended: int = 0
     """The number of ended trials of a search: of this tuner, or for the chief, of all tuners."""
     has_searched: bool = False
@@ -266,7 +268,8 @@ class Member:
             case msg.SavedElsewhere(step=saved):
                 return replace(self, saved_step=saved)
             case msg.Evaluated(step=evaluated):
-                return replace(self, has_evaluated=True, evaluated_step=evaluated)
+                follows = self.follows or report.follows
+                return replace(self, has_evaluated=True, evaluated_step=evaluated, follows=follows)
             case msg.TrialEnded() | msg.Trial(status="COMPLETED" | "FAILED"):
                 return replace(self, trials_ended=self.trials_ended + 1)
             case msg.TaskError() if not self.is_stopping:

@@ -513,8 +513,12 @@ class Supervisor:
             self._follow(next_step, now)
             return
         self.end.stop_tasks(self.gang.idle(), "the chief has finished", now)
+        chief = self.gang.chief_member
         for member in self.gang.done_evaluators(self._last_step):
-            self.end.set_timer("satisfied", now + EVALUATOR_S, member.name, anew=False)
+            if member.follows and chief is not None and chief.saved_step is not None:
+                self.end.stop_tasks([member], "it has evaluated the last checkpoint", now)
+            else:
+                self.end.set_timer("satisfied", now + EVALUATOR_S, member.name, anew=False)
         if not any(member.is_core and member.is_awaited for member in self.gang.distinct):
             self.end.set_timer("late", now + self.end.policy.finish_grace_s, anew=False)
 
