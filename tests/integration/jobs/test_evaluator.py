@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 
 import pytest
+from tests.documentation import unprinted
 
 from .lab import PYTHONS, SPECS, Lab, a_lab
 
@@ -66,6 +67,7 @@ def test_the_example_evaluates_to_what_the_workers_do_even_if_it_is_killed(lab: 
     assert float(evaluated[-1]) == pytest.approx(float(last), abs=1e-4)
     assert trained.of("task_exited", "evaluator:0")[-1]["ended_by"] == "tfcluster"
     assert [c["step"] for c in trained.state["checkpoints"] if c.get("is_best")] == [30]
+    assert unprinted("guides/evaluator.md", "evaluated step", trained.out) == []
     assert not trained.of("warned"), "it is stopped as soon as it is done"
 
 
