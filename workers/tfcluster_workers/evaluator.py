@@ -30,7 +30,8 @@ LISTED = ".tfcluster-checkpoints.json"
 """The file in the checkpoint directory that lists the checkpoints in it, with their steps."""
 _POLL_S = 0.5
 _write = functools.partial(print, flush=True)
-_SAVED_MODEL = "saved_model"
+_LOADABLE = ("tf_checkpoint", "estimator", "weights", "keras")
+"""The kinds of checkpoints that `restore` can load; the others are exports and those of JAX."""
 _MORE_IS_BETTER = ("acc", "auc", "precision", "recall", "f1", "iou", "similarity", "score")
 
 
@@ -84,7 +85,7 @@ def find_newest(folder: Path) -> tuple[str, int | None] | None:
     except FileNotFoundError:
         latest = tf.train.latest_checkpoint(str(folder))
         return None if latest is None else (os.path.relpath(latest, folder), None)
-    last = next((each for each in reversed(listed) if each["kind"] != _SAVED_MODEL), None)
+    last = next((each for each in reversed(listed) if each["kind"] in _LOADABLE), None)
     return None if last is None else (last["path"], last["step"])
 
 
