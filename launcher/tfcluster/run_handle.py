@@ -192,6 +192,13 @@ class Run:
         return read_store(self.paths.checkpoints)[1]
 
     @property
+    def best_checkpoint(self) -> Gathered | None:
+        """The checkpoint with the best score of an evaluator; None without a score."""
+        from tfcluster.checkpoints.store import best_of
+
+        return best_of(self.checkpoints)
+
+    @property
     def newest_checkpoint(self) -> Gathered | None:
         """The newest result; a backup of an unfinished `fit` only if there is nothing else."""
         newest_first = reversed(self.checkpoints)

@@ -15,6 +15,8 @@ _JOB_TEXTS = {
         "Parameter servers; they need workers and, unless `strategy.name` is `default`, a chief.",
         1,
     ),
+    "data_worker": ("The tasks that preprocess data: servers of the tf.data service.", 2),
+    "data_dispatcher": ("The dispatcher of the tf.data service; at most one.", 1),
     "evaluator": ("The task that evaluates checkpoints during training; at most one.", 1),
 }
 

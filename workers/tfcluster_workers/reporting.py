@@ -156,11 +156,14 @@ def alive() -> None:
         event_channel.current().offer({"type": "alive"})
 
 
-def evaluated(step: int | None) -> None:
-    """Report that an evaluator has evaluated the checkpoint of `step` (None: unknown)."""
+def evaluated(step: int | None, **details: object) -> None:
+    """Report that an evaluator has evaluated the checkpoint of `step` (None: unknown).
+
+    `details`: what decides which checkpoint is the best; see `evaluator.report`.
+    """
     claim()
     ready()
-    _send("evaluated", step=step)
+    _send("evaluated", step=step, **details)
     if step is not None:
         chaos.at_step(step)
 

@@ -560,6 +560,12 @@ class Wrote(TaskReport):
 
 class Evaluated(TaskReport):
     step: Step | None = None
+    metric: Name | None = None
+    """The metric that decides which checkpoint is the best, if there is one."""
+    value: Real | None = None
+    lower_is_better: bool = True
+    follows: bool = False
+    """True if the task waits for further checkpoints until it is ended."""
 
 class Progress(TaskReport, Event):
     step: Step

@@ -16,7 +16,7 @@ from pathlib import Path
 from posixpath import dirname
 
 from tfcluster.agent import budgets, foreign_json
-from tfcluster.agent.catalogue import Saved
+from tfcluster.agent.catalogue import Evaluated, Saved
 from tfcluster.agent.error_text import reason_of
 from tfcluster.checkpoints.copying import (
     CancelledError,
@@ -26,7 +26,7 @@ from tfcluster.checkpoints.copying import (
     source_of,
 )
 from tfcluster.checkpoints.recognition import Checkpoint, CheckpointKind, Entry, find, oldest_first
-from tfcluster.checkpoints.store import Damaged, Gathered, IncompleteError, Store
+from tfcluster.checkpoints.store import Damaged, Gathered, IncompleteError, Score, Store
 
 _MOST_SAVES_BYTES = 4 << 20
 """The size from which the file of reported saves is written anew."""
@@ -71,6 +71,8 @@ class Gatherer:
         self._before: tuple[float, tuple[Entry, ...]] | None = None
         self._saves = saves
         self._reported: dict[str, ReportedSave] = _read_saves(saves)
+        self._scores: dict[int, Score] = {}
+        """Step → the score that an evaluator has reported and that is not in the store yet."""
         self._failed: dict[Checkpoint, float] = {}
         self._notes: list[str] = []
         self._noted: set[str] = set()
@@ -169,6 +171,23 @@ class Gatherer:
             if len(self._reported) > budgets.REPORTED_CHECKPOINTS:
                 del self._reported[next(iter(self._reported))]
 
+    def evaluated(self, report: Evaluated) -> None:
+        """Remember an evaluator's score of a checkpoint; the next gathering notes it."""
+        if report.step is not None and report.metric is not None and report.value is not None:
+            with self._reporting:
+                self._scores[report.step] = Score(
+                    report.metric, report.value, report.lower_is_better
+                )
+
+    def _rate(self) -> None:
+        """Note the reported scores before the store drops what it does not keep."""
+        with self._reporting:
+            scores, self._scores = self._scores, {}
+        for held in self.store.held:
+            if held.step in scores and held.kind is not CheckpointKind.BACKUP:
+                with contextlib.suppress(OSError):  # a full disk
+                    self.store.rate(held, scores[held.step])
+
     def _note_save(self, name: str) -> None:
         if self._saves is None:
             return
@@ -216,6 +235,7 @@ class Gatherer:
         `reported`: the reports made before `listing`, so that none is about a newer save.
         """
         self._note_unreadable(listing)
+        self._rate()
         gathered = self._correct_steps(listing, reported)
         worth = self._worth_copying(complete, reported)
         self._done_bytes, self._all_bytes = 0, sum(checkpoint.bytes for checkpoint in worth)

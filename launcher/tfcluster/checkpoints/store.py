@@ -54,6 +54,7 @@ from tfcluster.checkpoints.recognition import (
     Newest,
     oldest_first,
 )
+from tfcluster.typed_json import reader
 
 K = TypeVar("K", "Checkpoint", "Gathered")
 
@@ -88,6 +89,18 @@ class _Prefix:
 
 
 @dataclass(frozen=True, slots=True)
+class Score:
+    """The value of the metric by which an evaluator compares checkpoints."""
+
+    metric: str
+    value: float
+    lower_is_better: bool
+
+    def __str__(self) -> str:
+        return f"{self.metric} {self.value:.4g}"
+
+
+@dataclass(frozen=True, slots=True)
 class Gathered:
     """A checkpoint in the store."""
 
@@ -101,6 +114,8 @@ class Gathered:
     """The time of the save in ns, later than that of the save it has replaced at the same path."""
     load: str = ""
     """Python that loads it, with `{path}` for the path, as the task reported; "" if it did not."""
+    score: Score | None = None
+    """The score that an evaluator has reported, if one has."""
 
     @property
     def path(self) -> Path:
@@ -275,6 +290,10 @@ class Store:
         """Set what was reported of a gathered checkpoint; return the new value. Raises OSError."""
         return self._renew(gathered, replace(gathered, step=step, load=load))
 
+    def rate(self, gathered: Gathered, score: Score) -> None:
+        """Note an evaluator's score; the best checkpoint is kept. Raises OSError."""
+        self._renew(gathered, replace(gathered, score=score))
+
     def forget(self, gathered: Gathered) -> None:
         """Remove a checkpoint; the ``checkpoint`` file drops it first and never names a gap."""
         self._held.remove(gathered)
@@ -337,7 +356,7 @@ class Store:
         return kept
 
     def _prune(self) -> None:
-        kept = self.worth_keeping(self._held, lambda held: held.age)
+        kept = [*self.worth_keeping(self._held, lambda held: held.age), best_of(self._held)]
         for old in [held for held in self._held if held not in kept]:
             self.forget(old)
         self._write_checkpoint_file()
@@ -358,6 +377,20 @@ class Store:
             if not broken.is_set_aside:
                 self._set_aside(broken)
         self._write_checkpoint_file()
+
+
+def best_of(held: Sequence[Gathered]) -> Gathered | None:
+    """Return the checkpoint with the best score, of equal ones the oldest; None without a score.
+
+    Scores of another metric than that of the newest do not count.
+    """
+    rated = [(gathered, gathered.score) for gathered in held if gathered.score is not None]
+    if not rated:
+        return None
+    last = rated[-1][1]
+    sign = 1.0 if last.lower_is_better else -1.0
+    same = [(gathered, score) for gathered, score in rated if score.metric == last.metric]
+    return min(same, key=lambda pair: sign * pair[1].value)[0]
 
 
 def newest_of_each(held: Sequence[Gathered], *, place: int | None = None) -> tuple[Gathered, ...]:
@@ -493,6 +526,7 @@ def _write_note(gathered: Gathered) -> None:
         "step": gathered.step,
         "load": gathered.load,
         "saved_ns": gathered.saved_ns,
+        "score": asdict(gathered.score) if gathered.score is not None else None,
         "files": [
             asdict(entry) | {"sha512": digest}
             for entry, digest in zip(gathered.checkpoint.files, gathered.digests, strict=True)
@@ -516,7 +550,8 @@ def _read_note(note: Path) -> Gathered:
         checkpoint = Checkpoint(CheckpointKind(data["kind"]), path, files, companions)
         digests = tuple(str(f["sha512"]) for f in data["files"])
         saved_ns = int(data.get("saved_ns", checkpoint.saved_ns))
-        gathered = Gathered(checkpoint, note.parent, step, digests, saved_ns, load)
+        score = reader(Score | None)(data.get("score"))
+        gathered = Gathered(checkpoint, note.parent, step, digests, saved_ns, load, score)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DamagedError(f"{note.name}: {reason_of(error)}") from error
     if not files:

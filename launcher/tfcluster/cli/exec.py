@@ -15,7 +15,7 @@ from tfcluster.errors import UsageError
 from tfcluster.ui.raw_terminal import RawTerminal
 from tfcluster.ui.terminal import Terminal
 
-TASK = re.compile(r"[a-z]+:\d+")
+TASK = re.compile(r"[a-z_]+:\d+")
 _EXAMPLE = "tfcluster exec RUN worker:0 -- nvidia-smi"
 
 

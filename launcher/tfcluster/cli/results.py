@@ -15,7 +15,7 @@ from tfcluster.agent.error_text import reason_of
 from tfcluster.api import get_run
 from tfcluster.backends import job_watch
 from tfcluster.checkpoints.copying import SourceChangedError
-from tfcluster.checkpoints.store import Damaged, Gathered, fill
+from tfcluster.checkpoints.store import Damaged, Gathered, best_of, fill
 from tfcluster.cli.completion import run_names
 from tfcluster.cli.options import write_output
 from tfcluster.cli.scheduler_runs import SchedulerChoice, option_of, scheduler_options
@@ -74,6 +74,8 @@ def compare(runs: tuple[str, ...], as_json: bool) -> None:
 @click.command("checkpoints")
 @click.argument("run", required=False, shell_complete=run_names)
 @click.option("--path", "only_path", is_flag=True, help="Print only the path of the newest one.")
+@click.option("--best", is_flag=True,
+              help="With --path or --copy: the best one that an evaluator found.")  # fmt: skip
 @click.option("--copy", "target", metavar="DIR", type=click.Path(path_type=Path),
               help="Copy the newest one into DIR, a new or empty folder.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array, oldest first.")
@@ -81,6 +83,7 @@ def compare(runs: tuple[str, ...], as_json: bool) -> None:
 def checkpoints(
     run: str | None,
     only_path: bool,
+    best: bool,
     target: Path | None,
     as_json: bool,
     choice: SchedulerChoice,
@@ -91,15 +94,19 @@ def checkpoints(
     state = chosen.state()  # it copies first what a cluster has
     chosen.gather_left(terminal.say_wrapped)
     gathered = chosen.checkpoints
-    if target is not None:
+    rows = [_to_json(checkpoint, best_of(gathered)) for checkpoint in gathered]
+    if best and not (only_path or target):
+        raise UsageError("--best chooses what --path prints or --copy copies", fix="add --path")
+    if target is not None and best:
+        _copy(_require_best(chosen), target)
+    elif target is not None:
         _copy_newest(chosen, target, terminal)
     elif only_path:
-        terminal.out(str(_require_newest(chosen).path))
+        terminal.out(str((_require_best if best else _require_newest)(chosen).path))
     elif as_json:
-        terminal.emit_json([_to_json(checkpoint) for checkpoint in gathered])
+        terminal.emit_json(rows)
     elif gathered:
-        rows = checkpoints_grid([_to_json(checkpoint) for checkpoint in gathered])
-        terminal.out(stdout_text(rows, terminal))
+        terminal.out(stdout_text(checkpoints_grid(rows), terminal))
     elif state.checkpoints and state.job is not None and not state.status.is_final:
         name = chosen.id + option_of(chosen.paths, state.job["backend"])
         count, at_end = len(state.checkpoints), f"`tfcluster attach {name}` waits for it"
@@ -123,6 +130,13 @@ def _require_newest(run: Run) -> Gathered:
             fix="have the script save to the folder in $TFCLUSTER_CHECKPOINT_DIR",
         )
     return newest
+
+
+def _require_best(run: Run) -> Gathered:
+    if (best := run.best_checkpoint) is None:
+        fix = "an evaluator that calls tfcluster_workers.evaluator.evaluate_checkpoints does"
+        raise UsageError(f"nothing has evaluated the checkpoints of {run.id}", fix=fix)
+    return best
 
 
 def _copy_newest(run: Run, target: Path, terminal: Terminal) -> None:
@@ -152,12 +166,15 @@ def _copy(checkpoint: Gathered, target: Path) -> None:
         raise UsageError(f"cannot copy to {target}: {reason_of(error)}") from error
 
 
-def _to_json(checkpoint: Gathered) -> dict[str, object]:
+def _to_json(checkpoint: Gathered, best: Gathered | None) -> dict[str, object]:
+    score = None if checkpoint.score is None else str(checkpoint.score)
     return {
         "step": checkpoint.step,
         "save": checkpoint.save,
         "kind": str(checkpoint.kind),
         "bytes": checkpoint.bytes,
+        "evaluated": score,
+        "is_best": checkpoint is best,
         "path": str(checkpoint.path),
     }
 

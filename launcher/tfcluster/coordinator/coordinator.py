@@ -448,6 +448,8 @@ class Coordinator:
         self._supervisor.reported(report, self._now())
         if is_chief and isinstance(report, msg.Saved):
             self._run_gathering.saved(report)
+        if isinstance(report, msg.Evaluated):
+            self._run_gathering.evaluated(report)
         if isinstance(report, msg.Profiled) and self._profiles is not None:
             self._profiles.note(report)
 

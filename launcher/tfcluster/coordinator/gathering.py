@@ -21,14 +21,14 @@ from posixpath import basename
 from typing import Any, Final, TypeVar
 
 from tfcluster.agent import budgets
-from tfcluster.agent.catalogue import Saved
+from tfcluster.agent.catalogue import Evaluated, Saved
 from tfcluster.agent.error_text import describe_error, reason_of
 from tfcluster.checkpoints import outputs
 from tfcluster.checkpoints.copying import CancelledError, Source, SourceChangedError, Stopped, scan
 from tfcluster.checkpoints.gatherer import LEAST_GAP_S, Gatherer
 from tfcluster.checkpoints.outputs import Outputs, describe_damage, gather_outputs
 from tfcluster.checkpoints.recognition import Checkpoint, Newest, find, oldest_first
-from tfcluster.checkpoints.store import Gathered, Store, deliver, newest_of
+from tfcluster.checkpoints.store import Gathered, Store, best_of, deliver, newest_of
 from tfcluster.errors import RunFolderError, SetupError
 from tfcluster.nodes.task_folders import Follower, TaskFolders
 from tfcluster.plans.plan import Plan, TaskId
@@ -240,7 +240,7 @@ class RunGathering:
         self._folders: TaskFolders
         self._before: outputs.WorkdirBefore | None = None
         self._is_due, self._has_gathered = asyncio.Event(), asyncio.Event()
-        self._followers: list[Follower] = []
+        self._followers: dict[TaskId, Follower] = {}
         self._chief_is_over = False
         self._is_cancelled = threading.Event()
         self._salvaging: asyncio.Task[str] | None = None
@@ -315,6 +315,9 @@ class RunGathering:
             return await self._put_back(to_fill)
         finally:
             self._is_filling = False
+            for task in self._followers.keys() & set(to_fill):
+                self._followers[task].forget()
+                self._has_gathered.set()
 
     async def _put_back(self, tasks: Sequence[TaskId]) -> int | None:
         tries = 0
@@ -522,7 +525,7 @@ class RunGathering:
         self._is_settled = False
         if chief != self._chief and self._runs_chief:
             evaluators = (task.id for task in self._plan.tasks if task.id.job == "evaluator")
-            self._followers = [*map(self._folders.follower, evaluators)]
+            self._followers = {task: self._folders.follower(task) for task in evaluators}
             self._chief, source = chief, self._folders.checkpoints(chief)
             self._gatherer = Gatherer(source, self._store, saves=self._paths.saves)
 
@@ -556,7 +559,7 @@ class RunGathering:
         while True:
             await self._has_gathered.wait()
             self._has_gathered.clear()
-            for follower in self._followers:
+            for follower in self._followers.values():
                 try:
                     await follower.follow(self._store.held)
                 except SourceChangedError:
@@ -585,6 +588,12 @@ class RunGathering:
         if self._gatherer is not None:
             self._gatherer.saved(report)
         self._is_due.set()
+
+    def evaluated(self, report: Evaluated) -> None:
+        """Note that an evaluator has evaluated a checkpoint."""
+        if self._gatherer is not None:
+            self._gatherer.evaluated(report)
+            self._is_due.set()
 
     def note_chief_ended(self) -> None:
         """Note that the chief has ended: its last save is complete, and an evaluator waits."""
@@ -685,7 +694,14 @@ class RunGathering:
 
 def list_held(store: Store, paths: RunPaths) -> list[dict[str, Any]]:
     """Return the gathered checkpoints, oldest first, as ``state.json`` lists them."""
-    return [_event(held, paths).facts() | {"bytes": held.bytes} for held in store.held]
+    best = best_of(store.held)
+    return [
+        _event(held, paths).facts()
+        | {"bytes": held.bytes}
+        | ({"evaluated": str(held.score)} if held.score is not None else {})
+        | ({"is_best": True} if held is best else {})
+        for held in store.held
+    ]
 
 
 def _event(gathered: Gathered, paths: RunPaths) -> ev.CheckpointGathered:

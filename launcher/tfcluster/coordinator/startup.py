@@ -144,8 +144,9 @@ class Startup:
         """Have the nodes' agents hold the ports of their tasks for as long as the agents live.
 
         They answer with the nodes' addresses on the interface that the spec names, too. A second
-        call chooses new ports where the spec leaves the choice. A node that is lost meanwhile is
-        not waited for. Raises PortInUseError for a taken port, SetupError without the interface.
+        call chooses new ports where the spec leaves the choice, except for the tf.data service,
+        which runs on. A node that is lost meanwhile is not waited for. Raises PortInUseError for a
+        taken port, SetupError without the interface.
         """
         if self.plan.kind == "plain":
             return
@@ -159,7 +160,9 @@ class Startup:
         for name in names:
             if (taken := self.hub.answer(name, msg.PortTaken)) is not None:
                 raise orders.port_error(taken)
-        self.plan = orders.at_interface(self.plan, self.hub, names)
+        held = orders.held_ports(self.hub, names)
+        kept = {task: port for task, port in held.items() if task.serves_data}
+        self.plan = orders.at_interface(self.plan, self.hub, names).at(ports=kept)
 
     def _preload(self, nodes: Iterable[NodePlan]) -> None:
         """Have one process per node import what its tasks import, while other steps go on."""

@@ -216,7 +216,7 @@ def _needs(
 def _comment(plan: Plan, request: Request, needs: Sequence[str]) -> Iterator[str]:
     """Yield the lines that say how to use the file, and what tfcluster does beyond it."""
     file = request.file_word("compose.yaml")
-    serves = any(task.id.job == "ps" for task in plan.tasks)
+    serves = any(task.serves for task in plan.tasks)
     ending = f" --exit-code-from {plan.chief.file_name}" if serves else ""
     yield f"# {plan.name}: the tasks of `tfcluster up --backend docker`, without tfcluster."
     yield f"# Written by `tfcluster export --format compose` (tfcluster {__version__})."

@@ -147,7 +147,7 @@ def start(
         order = _task_order(str(task.id), command, log, share.env + extra)
         is_fork = preloaded is not None and str(task.id) in preloaded.tasks
         cores = None if share.cores is None else list(share.cores)
-        place = place_of(attempt, task.id) if attempt.forms_cluster else None
+        place = place_of(attempt, task.id) if attempt.has_tf_config(task.id) else None
         tasks.append(replace(order, cores=cores, preload=is_fork, place=place))
     cluster = attempt.cluster.addresses if attempt.forms_cluster else {}
     return msg.Start(attempt=attempt.number, tasks=tasks, cluster=dict(cluster))

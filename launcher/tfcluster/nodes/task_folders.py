@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import tempfile
 import threading
@@ -14,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PurePath, PurePosixPath
-from typing import Protocol
+from typing import Any, Final, Protocol
 
 from tfcluster.agent import budgets
 from tfcluster.agent.catalogue import FileEntry
@@ -35,6 +36,9 @@ from tfcluster.rundir.paths import RunPaths
 from tfcluster.wire.file_transfer import FilesStalledError, RemoteFiles, RemoteFilesError
 from tfcluster.wire.file_trees import FileToSend, announce
 from tfcluster.wire.remote_source import RemoteFolder, RemoteSource, is_same, only_grows
+
+LISTED: Final = ".tfcluster-checkpoints.json"
+"""The file in an evaluator's folder that lists its checkpoints (`tfcluster_workers.evaluator`)."""
 
 
 def files_to_send(folder: Path, state: Sequence[Gathered]) -> list[FileToSend]:
@@ -186,15 +190,20 @@ class Follower:
         """Prepare; `beside`: a folder on the store's disk."""
         self.target, self._beside = target, beside
         self._placed: list[Gathered] = []
+        self._listed: list[dict[str, Any]] = []
+
+    def forget(self) -> None:
+        """Note that the folder was replaced: the next call fills it again."""
+        self._placed, self._listed = [], []
 
     async def follow(self, held: Sequence[Gathered]) -> None:
-        """Add the new checkpoints among `held`, the ``checkpoint`` file last.
+        """Add the new checkpoints among `held`, the files that list them last.
 
         Raises SourceChangedError or OSError; the next call tries again.
         """
         known = {placed.checkpoint for placed in self._placed}
         new = [g for g in held if g.kind is not CheckpointKind.BACKUP and g.checkpoint not in known]
-        if not new:
+        if not new and self._listed == _list_of(self._placed, held):
             return
         # A restart may have replaced the whole folder meanwhile.
         present = await self.target.paths()
@@ -207,10 +216,29 @@ class Follower:
         ) as folder:
             try:
                 sent = await asyncio.to_thread(_files_of, Path(folder), new, staying)
+                listed = _list_of(staying, held)
+                (Path(folder) / LISTED).write_text(json.dumps(listed), encoding="utf-8")
+                sent.append(FileToSend(LISTED, Path(folder) / LISTED))
                 await self.target.add(sent, sorted(_paths(dropped) - _paths(staying)))
             except FileNotFoundError as error:  # the store has replaced them by newer ones
                 raise SourceChangedError(str(error)) from error
-        self._placed = staying
+        self._placed, self._listed = staying, listed
+
+
+def _list_of(placed: Sequence[Gathered], held: Sequence[Gathered]) -> list[dict[str, Any]]:
+    """Return what an evaluator reads of the checkpoints in its folder, oldest first.
+
+    Steps may be reported after their checkpoints were placed.
+    """
+    steps = {gathered.checkpoint: gathered.step for gathered in held}
+    return [
+        {
+            "path": gathered.checkpoint.path,
+            "kind": str(gathered.kind),
+            "step": steps.get(gathered.checkpoint, gathered.step),
+        }
+        for gathered in placed
+    ]
 
 
 def _files_of(
@@ -370,9 +398,12 @@ class TaskFolders:
     async def put_back(self, state: Sequence[Gathered], tasks: Iterable[TaskId]) -> int | None:
         """Have the tasks' folders hold `state`; return its step, None if it is unknown.
 
+        The tf.data service keeps its own state there.
+
         Raises SourceChangedError, OSError.
         """
-        await put_back(state, [self._target(task) for task in tasks], beside=self._paths.root)
+        targets = [self._target(task) for task in tasks if not task.serves_data]
+        await put_back(state, targets, beside=self._paths.root)
         return newest_of(state).step
 
     def _site(self, task: TaskId) -> Site:

@@ -149,8 +149,8 @@ class _PlanBuilder:
                 cores=share.cores,
                 gpus=share.gpus,
                 has_own_command=has_hooks(self.spec) and not program.has_hooks,
-                in_cluster=job != "evaluator",
-                serves=job == "ps" or (job == "worker" and workers_serve),
+                in_cluster=placed.id.is_in_gang,
+                serves=placed.id.serves_data or job == "ps" or (job == "worker" and workers_serve),
             )
 
     def prepare(self) -> Iterator[tuple[str, Command]]:

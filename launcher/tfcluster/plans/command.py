@@ -12,6 +12,8 @@ from tfcluster.plans.plan import TaskId
 if TYPE_CHECKING:
     from tfcluster.spec.job import Job, Step, TaskStep
 
+DATA_SERVER_MODULE: Final = "tfcluster_workers.data_service"
+"""The program of the tasks of the tf.data service."""
 PREPARE_MODULE: Final = "tfcluster_workers.data.prepare"
 FUNCTION_MODULE: Final = "tfcluster_workers.function"
 """The program of a function or a notebook cell; see `tfcluster.functions`."""
@@ -40,7 +42,12 @@ class Program:
 
 
 def find_program(job: Job, task: TaskId) -> Program:
-    """Return the job's program, changed by ``job.per_task`` for ``worker``, then ``worker:1``."""
+    """Return the job's program, changed by ``job.per_task`` for ``worker``, then ``worker:1``.
+
+    A task of the tf.data service has a program of its own.
+    """
+    if task.serves_data:
+        return Program(module=DATA_SERVER_MODULE, is_override=True)
     program = program_of(job)
     for key in (task.job, str(task)):
         if (step := job.per_task.get(key)) is None:

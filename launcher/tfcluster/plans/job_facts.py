@@ -58,7 +58,8 @@ def _keras_backend(spec: ClusterSpec, context: PlanContext) -> str:
 
 def runs_python(spec: ClusterSpec) -> bool:
     """Return whether a task runs a script or a module, and not a command."""
-    return any(program.has_hooks for program in programs(spec.job))
+    has_servers = "data_worker" in spec.cluster
+    return has_servers or any(program.has_hooks for program in programs(spec.job))
 
 
 def has_hooks(spec: ClusterSpec) -> bool:
@@ -71,6 +72,8 @@ def needs_tensorflow(spec: ClusterSpec, context: PlanContext) -> bool:
     if not runs_python(spec):
         return False
     modules = {program.module or "" for program in programs(spec.job)} - {FUNCTION_MODULE}
+    if "data_worker" in spec.cluster:
+        return True
     is_tensorflow = strategy_name(spec) not in ("jax", "torch")
     if is_tensorflow and any(module.startswith("tfcluster_workers.") for module in modules):
         return True

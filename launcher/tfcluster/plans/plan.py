@@ -11,7 +11,14 @@ from typing import Annotated, Any, Final, Literal
 
 from tfcluster import kinds
 from tfcluster.kinds import Capabilities
-from tfcluster.spec import COORDINATED, JOBS, UserDefault, mask_webhook
+from tfcluster.spec import (
+    COORDINATED,
+    DATA_JOBS,
+    JOBS,
+    UserDefault,
+    file_name_of,
+    mask_webhook,
+)
 from tfcluster.typed_json import ONLY_IF_SET, from_json, object_to_json
 
 JobKind = Literal["training", "tuner", "plain"]
@@ -19,7 +26,7 @@ NetworkMode = Literal["host", "private", "simulated"]
 
 MASK: Final = "********"
 """The text that hides a secret."""
-_TASK = re.compile(rf"({'|'.join(JOBS)})[:-](\d+)")
+_TASK = re.compile(rf"({'|'.join(JOBS).replace('_', '[_-]')})[:-](\d+)")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -35,12 +42,23 @@ class TaskId:
     @property
     def file_name(self) -> str:
         """The task's name without a colon, for file names: ``worker-1``."""
-        return f"{self.job}-{self.index}"
+        return file_name_of(str(self))
 
     @property
     def trains(self) -> bool:
         """True if its job trains the model: a chief's or a worker's."""
         return self.job in ("chief", "worker")
+
+    @property
+    def serves_data(self) -> bool:
+        """True for a server of the tf.data service, whose program is tfcluster's own."""
+        return self.job in DATA_JOBS
+
+    @property
+    def is_in_gang(self) -> bool:
+        """False for tasks that others' TF_CONFIG does not list, and that outlive an attempt: an
+        evaluator, which follows the checkpoints, and the tf.data service."""
+        return not (self.job == "evaluator" or self.serves_data)
 
     @classmethod
     def parse(cls, text: str) -> TaskId:
@@ -48,7 +66,7 @@ class TaskId:
         match = _TASK.fullmatch(text)
         if match is None:
             raise ValueError(f"{text!r} is not a task; write JOB:INDEX, for example worker:1")
-        return cls(match[1], int(match[2]))
+        return cls(match[1].replace("-", "_"), int(match[2]))
 
     from_json = parse
     to_json = __str__
@@ -213,10 +231,10 @@ class TaskPlan:
     has_own_command: bool = field(default=False, metadata=ONLY_IF_SET)
     """True if it starts without boot although the job has hooks, because it has its own command."""
     in_cluster: bool = True
-    """True if other tasks' TF_CONFIG list it: false for an evaluator."""
+    """True if other tasks' TF_CONFIG list it; see `TaskId.is_in_gang`."""
     serves: bool = False
-    """True if it is a ps or a worker of a parameter-server job. Such a worker may still train by
-    itself, which is known once it reports it."""
+    """True if it is a ps, of the tf.data service, or a worker of a parameter-server job. Such a
+    worker may still train by itself, which is known once it reports it."""
 
     @property
     def address(self) -> str:

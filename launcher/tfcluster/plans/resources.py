@@ -8,6 +8,7 @@ from typing import Final, TypeVar
 
 from tfcluster.errors import join_first
 from tfcluster.plans.plan import Gpu, Gpus, Resources, TaskId
+from tfcluster.spec import COMPANIONS
 
 T = TypeVar("T")
 
@@ -77,8 +78,8 @@ def share_machine(
 
 
 def background_tasks(tasks: Sequence[TaskId], *, is_search: bool) -> frozenset[TaskId]:
-    """Return the tasks that no step waits for: an evaluator, the chief of a search."""
-    jobs = {"evaluator", "chief"} if is_search else {"evaluator"}
+    """Return the tasks that no step waits for: an evaluator, a dispatcher, a search's chief."""
+    jobs = {*COMPANIONS, "chief"} if is_search else {*COMPANIONS}
     return frozenset(task for task in tasks if task.job in jobs)
 
 
@@ -144,7 +145,7 @@ def divide_gpus(
 
     `task_gpus` are requests of single tasks; the others divide the rest. GPUs are divided evenly
     over the tasks that train: replicas with unequal GPU counts cannot form a collective
-    (tensorflow#47203). Parameter servers get none, an evaluator the remaining ones.
+    (tensorflow#47203). Servers get none, an evaluator the remaining ones.
     """
     all_gpus = None if available is None else tuple(available)
     requests = requested_gpus(tasks, requested, task_gpus)
@@ -163,9 +164,13 @@ def divide_gpus(
 def requested_gpus(
     tasks: Sequence[TaskId], requested: Gpus, task_gpus: Mapping[TaskId, Gpus]
 ) -> dict[TaskId, Gpus]:
-    """Return each task's request: `task_gpus`, else `requested`; ps tasks ignore a number."""
+    """Return each task's request: `task_gpus`, else `requested`.
+
+    A ps ignores a number; the tf.data service has no use for GPUs, and TensorFlow would take them.
+    """
     for_ps = 0 if isinstance(requested, int) else requested
     requests: dict[TaskId, Gpus] = {t: for_ps if t.job == "ps" else requested for t in tasks}
+    requests |= {task: 0 for task in tasks if task.serves_data}
     return requests | dict(task_gpus)
 
 

@@ -26,6 +26,10 @@ FOLDER: Final = "TFCLUSTER_TUNER_DIR"
 _WITH_PORTS: Final = (
     *("KERAS_DISTRIBUTION_JOB_ADDRESSES", "JAX_COORDINATOR_ADDRESS", "MASTER_PORT", "DTENSOR_JOBS"),
 )
+DATA_SERVICE: Final = "TFCLUSTER_DATA_SERVICE"
+"""The address of the tf.data service's dispatcher, for all tasks: ``grpc://host:port``."""
+DATA_ADDRESS: Final = "TFCLUSTER_DATA_ADDRESS"
+"""The ``host:port`` at which a task of the tf.data service listens."""
 _FOLDER_LATER: Final = "RUN_FOLDER is created at start"
 
 
@@ -34,7 +38,7 @@ class SharedCluster:
     """The part that the TF_CONFIGs of one attempt share, built once for all tasks."""
 
     addresses: Mapping[str, Sequence[str]]
-    """Job → addresses of its tasks, without evaluators."""
+    """Job → addresses of its tasks that are in the gang."""
     index: Mapping[TaskId, int]
     """Task → its index in that list."""
     members: frozenset[TaskId]
@@ -87,8 +91,12 @@ class Attempt:
 
     @property
     def forms_cluster(self) -> bool:
-        """True if the tasks get a TF_CONFIG; tasks of a `plain` job and tuners train alone."""
+        """True if the tasks form a cluster; tasks of a `plain` job and tuners train alone."""
         return self.plan.kind == "training"
+
+    def has_tf_config(self, task: TaskId) -> bool:
+        """Return whether `task` gets a TF_CONFIG; the tf.data service is in no cluster."""
+        return self.forms_cluster and not task.serves_data
 
 
 def build(attempt: Attempt, task: TaskId) -> dict[str, Any]:
@@ -142,7 +150,9 @@ def preview(plan: Plan, task: TaskId) -> tuple[EnvVar, ...]:
         "TFCLUSTER_CHECKPOINT_DIR": "" if plan.checkpoints.dir else _FOLDER_LATER,
         "TFCLUSTER_TENSORBOARD_DIR": _FOLDER_LATER,
         FOLDER: "RUN is chosen at start" if plan.checkpoints.dir else _FOLDER_LATER,
-        ORACLE_PORT: "port 0 is chosen at start" if chosen else "",
+        **dict.fromkeys(
+            (ORACLE_PORT, DATA_SERVICE, DATA_ADDRESS), "port 0 is chosen at start" if chosen else ""
+        ),
         "TF_CONFIG": "ports 0 are chosen at start" if chosen else "",
         **dict.fromkeys(_WITH_PORTS, "port 0 is chosen at start" if chosen else ""),
     }
@@ -187,13 +197,19 @@ def environment(
     if restored_step is not None:
         values["TFCLUSTER_RESTORED_STEP"] = str(restored_step)
     if attempt.forms_cluster:
-        if has_cluster:  # one line, as in all examples on the web
+        if has_cluster and attempt.has_tf_config(task):  # one line, as in all examples on the web
             values["TF_CONFIG"] = json.dumps(build(attempt, task))
         if holds_ports:
             values["TF_GRPC_REUSE_PORT"] = "1"
         given = {var.name for var in attempt.plan.task(task).command.env}
         of_library = _library_environment(attempt, task)
         values |= {name: text for name, text in of_library.items() if name not in given}
+    dispatcher = TaskId("data_dispatcher", 0)
+    if dispatcher in attempt.members or attempt.is_elsewhere(dispatcher):
+        values[DATA_SERVICE] = f"grpc://{attempt.address(dispatcher)}"
+    if task.serves_data:
+        values[DATA_ADDRESS] = attempt.address(task)
+        values["TFCLUSTER_CHECKPOINT_DIR"] = checkpoint_dir  # where the dispatcher has its journal
     if attempt.plan.kind == "tuner":
         values[FOLDER] = _tuner_folder(attempt.plan, run_id=run_id, default=tuner_dir)
         values |= _tuner_environment(attempt, task)

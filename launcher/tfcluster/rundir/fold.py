@@ -216,7 +216,7 @@ class _Changes:
             )
         for task in self.state.tasks:
             task.step_parts = {}  # also of one that a smaller gang leaves out
-            stays = task.task.startswith("evaluator") and task.state != "lost"
+            stays = not TaskId.parse(task.task).is_in_gang and task.state != "lost"
             if event.members is not None and task.task not in event.members:
                 # It was among them in an earlier event of this restart, before its node was gone.
                 _move_task(task, "node_lost" if self._has_lost_node(task) else "left_out")

@@ -10,12 +10,13 @@ from typing import Annotated, Any
 
 from tfcluster.rundir.goodput import Goodput
 from tfcluster.rundir.states import Status
+from tfcluster.spec import DATA_JOBS
 from tfcluster.typed_json import from_json, reader
 
 _STRINGS = (
     *("task", "node", "path", "kind", "reason", "fault", "id", "tuner", "objective", "status"),
     *("direction", "message", "run", "hint", "docs", "not_restarted", "exception", "file"),
-    *("traceback", "what"),
+    *("traceback", "what", "evaluated"),
 )
 _INTEGERS = (
     *("step", "attempt", "of", "from_step", "bytes", "resumed_step", "best_step", "line"),
@@ -38,7 +39,7 @@ diagnosis."""
 
 
 _CHIEFS = ("chief:0", "worker:0")
-SERVERS = ("ps:", "evaluator:")
+SERVERS = ("ps:", "evaluator:", *(f"{job}:" for job in DATA_JOBS))
 
 
 def choose_leader(steps: Mapping[str, int]) -> str | None:

@@ -408,7 +408,7 @@ def find_label(state: RunSnapshot, task: str) -> str:
 
 
 def rank(label: str) -> tuple[int, str, int]:
-    """Return a sort key for labels: prepare, chief, workers by number, ps, evaluator."""
+    """Return a sort key for labels: prepare, then the order of `JOBS`, by number."""
     job, _, index = label.partition(":")
     place = JOBS.index(job) + 1 if job in JOBS else 0
     return place, job, int(index) if index.isdecimal() else 0

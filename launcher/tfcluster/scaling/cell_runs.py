@@ -132,6 +132,8 @@ def _require_studied(spec: ClusterSpec) -> None:
     example = "the example spec gradient-volume-2w is one"
     if "ps" in spec.cluster:
         reason, fix = "its workers do not wait for one another", "leave the ps tasks out"
+    elif "data_worker" in spec.cluster:
+        reason, fix = "a study starts no tf.data service", "leave it out of the cluster"
     elif spec.job.kind == "tuner":
         reason, fix = "each tuner trains alone", "use the spec of one training"
     elif spec.job.kind == "plain":

@@ -10,9 +10,13 @@ from typing import Any, Literal
 
 FieldPath = tuple[str | int, ...]
 """The path of a value in a spec: ``("cluster", "worker", 0)``."""
-JobName = Literal["chief", "worker", "ps", "evaluator"]
-JOBS: tuple[JobName, ...] = ("chief", "worker", "ps", "evaluator")
+JobName = Literal["chief", "worker", "ps", "data_worker", "data_dispatcher", "evaluator"]
+DATA_JOBS: tuple[JobName, ...] = ("data_worker", "data_dispatcher")
+"""The jobs of the tf.data service, whose program is tfcluster's own."""
+JOBS: tuple[JobName, ...] = ("chief", "worker", "ps", *DATA_JOBS, "evaluator")
 """The job names, in the order of tables and logs."""
+COMPANIONS: tuple[JobName, ...] = ("data_dispatcher", "evaluator")
+"""The jobs whose task needs no node of its own: on Slurm it rides with the first task."""
 SPEC_NAMES = ("tfcluster.json", "tfcluster.jsonc", "tfcluster.yaml", "tfcluster.yml")
 """The files that a command without SPEC looks for; their endings are those of the formats."""
 NOTEBOOK = ".ipynb"
@@ -24,6 +28,11 @@ TUNER_VARIABLES = ("KERASTUNER_ORACLE_IP", "KERASTUNER_ORACLE_PORT", "KERASTUNER
 COORDINATED = ("jax", "torch", "dtensor")
 """The strategies whose libraries take the other tasks from variables of their own, not TF_CONFIG.
 """
+
+
+def file_name_of(task: str) -> str:
+    """Return a task's name as files and hosts have it: ``worker-1``, ``data-worker-0``."""
+    return task.replace(":", "-").replace("_", "-")
 
 
 def shorten(value: object) -> str:

@@ -21,7 +21,7 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from tfcluster.spec import JOBS, JobName, shorten
+from tfcluster.spec import DATA_JOBS, JOBS, JobName, shorten
 from tfcluster.spec.fields import (
     Env,
     Listed,
@@ -216,12 +216,17 @@ def _check_jobs(cluster: Jobs) -> Iterator[Mistake]:
     for job in cluster:
         if count(cluster, job) == 0:
             yield Mistake((job,), f"no {job} is listed", "list the addresses, or leave it out")
-    for job in ("chief", "evaluator"):
+    for job in ("chief", "data_dispatcher", "evaluator"):
         if count(cluster, job) > 1:
             fix = "keep one; make the others workers" if job == "chief" else "keep one"
             yield Mistake((job,), f"a cluster has at most one {job}", fix)
     if "ps" not in cluster and "worker" not in cluster and "chief" not in cluster:
         yield Mistake((), "the cluster has no task that trains", 'add workers: {"worker": 2}')
+    present = [job for job in DATA_JOBS if job in cluster]
+    if len(present) == 1:
+        (missing,) = set(DATA_JOBS) - set(present)
+        message = f"a tf.data service needs a dispatcher and workers: no {missing}"
+        yield Mistake((present[0],), message, f'add "{missing}": 1', on_key=True)
 
 
 def _check_addresses(cluster: Jobs) -> Iterator[Mistake]:

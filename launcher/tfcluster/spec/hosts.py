@@ -79,8 +79,8 @@ def spread(
 ) -> tuple[Any, tuple[Override, ...]]:
     """Return the spec's `value` without its own hosts, and the overrides that place its tasks.
 
-    The number of chiefs, ps and evaluators stays that of the spec; the other slots are workers,
-    at most `workers`. Slots are filled host by host, in the order chief, workers, ps, evaluator.
+    The number of tasks of other jobs stays that of the spec; the other slots are workers, at most
+    `workers`. Slots are filled host by host, in the order of `JOBS`.
     An invalid cluster is left unchanged: the model reports it. Raises SpecError.
     """
     if not isinstance(value, Mapping) or not is_countable(value.get("cluster") or {}):
@@ -236,7 +236,7 @@ def _hosts_of(old: Mapping[str, Any]) -> Iterator[str]:
                 yield cluster.parse(str(text)).host
 
 
-_TASK = re.compile(r"(chief|worker|ps|evaluator)(?:[:-](\d{1,5}))?")
+_TASK = re.compile(rf"({'|'.join(JOBS)})(?:[:-](\d{{1,5}}))?")
 _REQUIRED_JOBS = ("chief", "worker", "ps")
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from tfcluster.spec import JOBS, shorten
+from tfcluster.spec import DATA_JOBS, JOBS, shorten
 from tfcluster.spec.fields import (
     Env,
     Keyed,
@@ -74,17 +74,19 @@ class Prepare(Step):
     """A step run once per node before the gang, without TF_CONFIG; its failure ends the run."""
 
 
-_TASK_KEY = re.compile(r"(chief|worker|ps|evaluator)(:(0|[1-9]\d{0,4}))?", re.ASCII)
+_SCRIPTED = tuple(job for job in JOBS if job not in DATA_JOBS)
+"""The jobs that run the user's program."""
+_TASK_KEY = re.compile(rf"({'|'.join(_SCRIPTED)})(:(0|[1-9]\d{{0,4}}))?", re.ASCII)
 
 
 def _check_task_key(value: str) -> str:
     if not _TASK_KEY.fullmatch(value):
         job, colon, index = value.partition(":")
-        near = difflib.get_close_matches(job.lower(), JOBS, n=1)
+        near = difflib.get_close_matches(job.lower(), _SCRIPTED, n=1)
         if near and (index.isdecimal() or not colon):
             fix = f'did you mean "{near[0]}{colon}{index}"?'
         else:
-            fix = f'write one of {", ".join(JOBS)}, or a task such as "worker:1"'
+            fix = f'write one of {", ".join(_SCRIPTED)}, or a task such as "worker:1"'
         raise field_error(f"{shorten(value)} is neither a job nor a task", fix)
     return value
 

@@ -14,9 +14,11 @@ from tfcluster.errors import join_first
 from tfcluster.kinds import AUTO
 from tfcluster.spec import (
     COORDINATED,
+    DATA_JOBS,
     JOBS,
     TUNER_VARIABLES,
     FieldPath,
+    file_name_of,
     published_schema,
     shorten,
 )
@@ -98,6 +100,7 @@ class ClusterSpec(Section):
                 *self._check_task_steps(),
                 *self._check_roles(),
                 *self._check_network(),
+                *self._check_data_service(),
                 *(_check_search_cluster(self) if self.job.kind == "tuner" else ()),
                 *(_check_search_variables(self) if self.job.kind == "tuner" else ()),
                 *self._check_backend(),
@@ -112,7 +115,7 @@ class ClusterSpec(Section):
 
     @property
     def task_count(self) -> int:
-        """The number of tasks, including the evaluator."""
+        """The number of tasks, including those that do not train."""
         return sum(count(self.cluster, job) for job in JOBS)
 
     @property
@@ -143,8 +146,7 @@ class ClusterSpec(Section):
         numbers, nodes = kinds.Numbers(), list[str]()
         for task in task_names(self.cluster):
             number = numbers.next(kind, task.partition(":")[0], self.runtime)
-            file = task.replace(":", "-")
-            nodes.append(kind.place(file, number, "127.0.0.1", self.runtime)[0])
+            nodes.append(kind.place(file_name_of(task), number, "127.0.0.1", self.runtime)[0])
         return tuple(dict.fromkeys(nodes))
 
     @property
@@ -191,6 +193,13 @@ class ClusterSpec(Section):
             message = f"parameter servers need a chief and workers: no {names}"
             yield Mistake(("cluster", "ps"), message, fix)
 
+    def _check_data_service(self) -> Iterator[Mistake]:
+        """Refuse a tf.data service beside tasks that form no cluster."""
+        if self.job.kind != "training" and "data_worker" in self.cluster:
+            message = f"tasks of the kind {self.job.kind} get no tf.data service"
+            fix = f"leave {' and '.join(DATA_JOBS)} out"
+            yield Mistake(("cluster", "data_worker"), message, fix, on_key=True)
+
     def _check_secrets(self) -> Iterator[Mistake]:
         for index, name in enumerate(self.job.secrets):
             if self.job.env.get(name) is not None:
@@ -199,7 +208,7 @@ class ClusterSpec(Section):
                 yield Mistake(("job", "secrets", index), message, fix)
 
     def _check_task_steps(self) -> Iterator[Mistake]:
-        tasks = task_names(self.cluster)
+        tasks = [task for task in task_names(self.cluster) if not task.startswith(DATA_JOBS)]
         known = (*dict.fromkeys(task.partition(":")[0] for task in tasks), *tasks)
         for key in self.job.per_task:
             if key not in known:

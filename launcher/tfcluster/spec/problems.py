@@ -38,6 +38,8 @@ _SYNONYMS = {
     "coordinator": "chief",
     "cmd": "command",
     "cwd": "workdir",
+    "data_server": "data_worker",
+    "dispatcher": "data_dispatcher",
     "entrypoint": "script",
     "environment": "env",
     "eval": "evaluator",

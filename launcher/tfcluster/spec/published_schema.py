@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tfcluster import kinds
-from tfcluster.spec import FieldPath
+from tfcluster.spec import JOBS, FieldPath
 
 SCHEMA_FILE = "spec-v1.schema.json"
 Node = dict[str, Any]
@@ -97,7 +97,7 @@ def _walk(node: Node, path: tuple[str, ...]) -> Iterator[str]:
     for form in branches(node):
         for key, child in form.get("properties", {}).items():
             yield ".".join((*path, key))
-            if key not in ("chief", "ps", "evaluator"):  # they have the keys of `worker`
+            if key == "worker" or key not in JOBS:  # they have the keys of `worker`
                 yield from _walk(child, (*path, key))
         if isinstance(items := form.get("additionalProperties"), dict):
             yield from _walk(items, (*path, "TASK" if path[-1:] == ("per_task",) else "HOST"))

@@ -21,7 +21,7 @@ from pydantic_core import PydanticKnownError
 
 from tfcluster import kinds
 from tfcluster.kinds import AUTO, REGISTRY
-from tfcluster.spec import JobName, shorten
+from tfcluster.spec import JobName, file_name_of, shorten
 from tfcluster.spec.cluster import Gpus
 from tfcluster.spec.fields import (
     Deadline,
@@ -174,7 +174,8 @@ class Slurm(Section):
     tasks_per_node: Count | None = documented(
         None,
         "Tasks on each node; null: 1, or an even share of the nodes where `nodes` is given and in "
-        "an allocation that exists already. An evaluator rides with the first task.",
+        "an allocation that exists already. An evaluator and a data_dispatcher ride with the first "
+        "task.",
         2,
     )
     gpus_per_task: Annotated[int, Field(ge=0, le=1_000_000)] | None = documented(
@@ -416,12 +417,19 @@ class Runtime(Section):
 
     def has_own(self, section: str, job: str) -> bool:
         """Return whether the role `job` has settings of its own for the backend `section`."""
-        own = {str(name): role for name, role in self.roles.items()}.get(job)
+        own = self._role(job)
         return own is not None and bool(_values(getattr(own, section)))
+
+    def _role(self, job: str) -> Role | None:
+        """Return the entry of `job`, whose name may be that of files and hosts: ``data-worker``."""
+        return next(
+            (each for name, each in self.roles.items() if file_name_of(name) == file_name_of(job)),
+            None,
+        )
 
     def of_role(self, job: str) -> Self:
         """Return the settings for the tasks of `job`, with those of its entry in `roles`."""
-        if (role := {str(name): each for name, each in self.roles.items()}.get(job)) is None:
+        if (role := self._role(job)) is None:
             return self
         return self.model_copy(
             update={

@@ -3,7 +3,8 @@
 A run succeeds when the chief and the workers that train have ended with 0. Workers get
 `finish_grace_s` after the chief: healthy ones may exit seconds after it, and those of an Estimator
 with parameter servers start later and train longer. Tasks that only serve (ps, and workers inside
-`Server.join`) never end by themselves and are stopped when no worker trains any more. Exit codes
+`Server.join`) never end by themselves and are stopped when no worker trains any more, the tf.data
+service when nothing that could read from it runs any more. Exit codes
 decide, never log lines: a healthy worker logs heartbeat errors once the chief has gone, and ends
 with 0 (TensorFlow #58434); one that needed the chief ends with 1. A task that restarts alone and
 has failed for good does not stop the others, but the run has failed.
@@ -48,7 +49,7 @@ def judge(tasks: Collection[Member], *, chief: Member | None, forms_gang: bool) 
         cause_may_come = any(t.may_run and t.is_core and not t.restarts_alone for t in tasks)
         has_cause = any(not task.is_collateral for task in together)
         return Next.FAIL if has_cause or not cause_may_come else Next.AWAIT_CAUSE
-    if chief_done:
+    if chief_done or not any(task.may_run and not task.id.serves_data for task in tasks):
         return Next.FINISH
     return Next.DESERTED if forms_gang and _is_deserted(tasks, chief) else Next.GO_ON
 

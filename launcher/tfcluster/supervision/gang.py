@@ -228,7 +228,7 @@ class Gang:
         return self.members(lambda member: member.is_running)
 
     def core(self) -> list[Member]:
-        """Return all members except evaluators, which only follow the checkpoints."""
+        """Return all members of which no attempt does without one; see `TaskId.is_in_gang`."""
         return [member for member in self if member.is_core]
 
     def active(self, fits: Callable[[Member], bool] = lambda _: True) -> list[Member]:
@@ -236,15 +236,25 @@ class Gang:
         return self.members(lambda m: m.is_running and not m.is_stopping and fits(m))
 
     def idle(self) -> list[Member]:
-        """Return the running tasks that must be stopped once the chief has ended.
+        """Return the running tasks that must be stopped once the chief has ended."""
+        return self.active(self.needless())
 
-        These are tuners that wait for the chief, and all servers once no worker trains any more.
+    def needless(self) -> Callable[[Member], bool]:
+        """Return whether a member is no longer needed once the chief has ended.
+
+        These are tuners that wait for the chief, all servers once no worker trains any more, and
+        the tf.data service once no evaluator could read from it, either.
         """
-        trains = any(
-            member.is_running and member.is_core and not (member.serves or member.waits_for_chief)
+        working = [
+            member.is_core
             for member in self.distinct
+            if member.is_running and not (member.serves or member.waits_for_chief)
+        ]
+        trains, reads = any(working), bool(working)
+        return lambda member: (
+            member.waits_for_chief
+            or (member.serves and not (reads if member.id.serves_data else trains))
         )
-        return self.active(lambda member: member.waits_for_chief or (member.serves and not trains))
 
     def frozen(self) -> list[Member]:
         """Return the tasks that are stopped (SIGSTOP) while others fail as a consequence."""

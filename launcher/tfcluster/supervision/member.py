@@ -29,7 +29,7 @@ class Member:
     id: TaskId
     node: str
     serves: bool
-    """True if it never ends by itself: a ps, or a worker inside `Server.join`."""
+    """True if it never ends by itself: a ps, of the tf.data service, a worker in `Server.join`."""
     is_hooked: bool
     """True if it is started through `tfcluster_workers.boot`."""
     restarts_alone: bool
@@ -87,6 +87,8 @@ class Member:
     has_evaluated: bool = False
     evaluated_step: int | None = None
     """The step of the last evaluated checkpoint; None where it is not known."""
+    follows: bool = False
+    """True if it waits for further checkpoints until it is ended."""
     trials_ended: int = 0
     """The number of ended trials of a search: of this tuner, or for the chief, of all tuners."""
     has_searched: bool = False
@@ -106,8 +108,8 @@ class Member:
 
     @property
     def is_core(self) -> bool:
-        """False for an evaluator, which only follows the checkpoints."""
-        return self.id.job != "evaluator"
+        """False for an evaluator and the tf.data service: they go on when the gang is restarted."""
+        return self.id.is_in_gang
 
     @property
     def is_started(self) -> bool:
@@ -266,7 +268,8 @@ class Member:
             case msg.SavedElsewhere(step=saved):
                 return replace(self, saved_step=saved)
             case msg.Evaluated(step=evaluated):
-                return replace(self, has_evaluated=True, evaluated_step=evaluated)
+                follows = self.follows or report.follows
+                return replace(self, has_evaluated=True, evaluated_step=evaluated, follows=follows)
             case msg.TrialEnded() | msg.Trial(status="COMPLETED" | "FAILED"):
                 return replace(self, trials_ended=self.trials_ended + 1)
             case msg.TaskError() if not self.is_stopping:
@@ -311,7 +314,7 @@ def member_of(plan: Plan, task: TaskPlan, attempt: int) -> Member:
     return Member(
         task.id,
         task.node,
-        serves=task.id.job == "ps",
+        serves=task.id.job == "ps" or task.id.serves_data,
         is_hooked=plan.is_hooked(task),
         restarts_alone=restarts_alone(plan, task.id),
         searches=plan.kind == "tuner",

@@ -145,9 +145,10 @@ def restarts_alone(plan: Plan, task: TaskId) -> bool:
 
     A worker of MultiWorkerMirroredStrategy cannot: the others reject it ("unexpectedly tried to
     connect with a different incarnation", coordination_service.cc). The workers of a
-    ClusterCoordinator, evaluators and tuners can; a job that loses its coordinator or a ps cannot.
+    ClusterCoordinator, tuners and all that is not in the gang can; a job that loses its coordinator
+    or a ps cannot.
     """
-    if not plan.forms_gang or task.job == "evaluator":
+    if not (plan.forms_gang and task.is_in_gang):
         return True
     if task.job != "worker" or task == plan.chief:
         return False

@@ -164,7 +164,11 @@ class Restarter:
             step, jitter = member.progress, self.jitter
             decision = self.budgets.decide(member.id, failure, step=step, jitter=jitter)
         if isinstance(decision, GiveUp):
-            self.end.warn(f"{task} is not restarted: {decision.reason}")
+            others = [m for m in self.gang if m.id.job == member.id.job and m.may_run]
+            if member.id.serves_data and not others:
+                self.end.fail_run(failure, decision.reason, now)
+            else:
+                self.end.warn(f"{task} is not restarted: {decision.reason}")
             return
         self.gang.put(replace(member, is_restart_due=True))
         if self.end.is_training:
@@ -174,8 +178,8 @@ class Restarter:
     def _is_needed(self, member: Member) -> bool:
         """Return whether a task that has failed is needed again while the run goes on.
 
-        An evaluator is needed as long as the run goes on: one that fails while the gang is being
-        stopped starts again together with it.
+        What is not in the gang is needed as long as the run goes on: a task that fails while the
+        gang is being stopped starts again together with it.
         """
         if not member.restarts_alone or not member.is_over or member.is_cancelled:
             return False

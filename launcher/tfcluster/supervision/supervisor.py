@@ -266,7 +266,7 @@ class Supervisor:
         needed = [self.gang[task] for task in lost if not self.gang[task].is_cancelled]
         if self.end.stage is Stage.STARTING:
             self.restarting.lose_start(loss_of(self.plan, node, node, loss), now)
-        elif self.plan.forms_gang and any(member.is_core for member in needed):
+        elif self.plan.forms_gang and any(map(_ends_attempt, needed)):
             self.end.end_gang("a node is lost", now)
         for task in lost:
             self.restarting.revive(task, now)
@@ -502,13 +502,23 @@ class Supervisor:
 
     def _finish(self, now: float) -> None:
         # What has not started is not needed after the chief's success, and is no failure.
-        self.restarting.cancel(lambda m: m.is_core and (m.is_restart_due or m.is_to_start))
+        is_needless = self.gang.needless()
+        self.restarting.cancel(
+            lambda m: (
+                (m.is_core or (m.id.serves_data and is_needless(m)))
+                and (m.is_restart_due or m.is_to_start)
+            )
+        )
         if (next_step := self.gang.judge()) is not Next.FINISH:
             self._follow(next_step, now)
             return
         self.end.stop_tasks(self.gang.idle(), "the chief has finished", now)
+        chief = self.gang.chief_member
         for member in self.gang.done_evaluators(self._last_step):
-            self.end.set_timer("satisfied", now + EVALUATOR_S, member.name, anew=False)
+            if member.follows and chief is not None and chief.saved_step is not None:
+                self.end.stop_tasks([member], "it has evaluated the last checkpoint", now)
+            else:
+                self.end.set_timer("satisfied", now + EVALUATOR_S, member.name, anew=False)
         if not any(member.is_core and member.is_awaited for member in self.gang.distinct):
             self.end.set_timer("late", now + self.end.policy.finish_grace_s, anew=False)
 
@@ -683,3 +693,11 @@ class Supervisor:
             self.gang.blame(member, Kind.DIVERGED, alert.message)
             cause = self.gang[member.name].failure or self.end.cause()
             self.end.fail_run(cause, "stop_on_nan is set", now)
+
+
+def _ends_attempt(member: Member) -> bool:
+    """Return whether the loss of the member's node ends the attempt.
+
+    With the node of a dispatcher its journal is lost, which says what each task is to read.
+    """
+    return member.is_core or member.id.job == "data_dispatcher"

@@ -101,6 +101,11 @@ def format_checkpoint(checkpoint: Mapping[str, Any], label: str = "step ") -> st
     return _format_position(checkpoint.get("step"), name, label)
 
 
+def format_evaluation(checkpoint: Mapping[str, Any]) -> str:
+    """Return ``accuracy 0.9875``, with ``(best)`` for the best one, or an empty string."""
+    return f"{checkpoint.get('evaluated') or ''}{' (best)' * bool(checkpoint.get('is_best'))}"
+
+
 def _format_position(step: int | None, name: str | None, label: str = "step ") -> str:
     return name or "" if step is None else f"{label}{step:,}"
 

@@ -108,7 +108,7 @@ class LineStyle:
 def task_colour(label: str) -> str:
     """Return the colour of a task: its own wherever it is shown, however many others there are."""
     place, _, index = rank(label)
-    return TASK_COLOURS[(index + 4 * (place - rank("worker")[0])) % len(TASK_COLOURS)]
+    return TASK_COLOURS[(index + 7 * (place - rank("worker")[0])) % len(TASK_COLOURS)]
 
 
 class MergedLogs:

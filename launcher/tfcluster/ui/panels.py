@@ -215,8 +215,11 @@ def checkpoints_grid(checkpoints: Sequence[Mapping[str, Any]]) -> Grid:
         "STEP": lambda saved: history.format_checkpoint(saved, label="") or "–",
         "KIND": lambda saved: saved.get("kind"),
         "SIZE": lambda saved: format_bytes(saved.get("bytes") or 0),
+        "EVALUATED": lambda saved: history.format_evaluation(saved),
         "PATH": lambda saved: saved["path"],
     }
+    if not any(saved.get("evaluated") for saved in checkpoints):
+        del columns["EVALUATED"]
     return Grid.of(checkpoints, columns, ("STEP", "SIZE"))
 
 

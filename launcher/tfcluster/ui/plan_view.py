@@ -121,7 +121,7 @@ def start_panel(
 
     `resumes` is the run to resume from, its step, and the name of its checkpoint.
     """
-    listening = [task.port for task in plan.listening if task.in_cluster]
+    listening = [t.port for t in plan.listening if t.in_cluster or t.id.serves_data]
     others = [f"{task.id} at {task.address}" for task in plan.elsewhere if plan.joins]
     facts = Facts.of(
         ("image", ", ".join(plan.images)),

@@ -57,4 +57,5 @@ def test_an_evaluator_on_another_host_follows_the_chief(office: Office) -> None:
     *steps, last = run.log("evaluator:0").splitlines()
     assert steps == ["step 1 True", "step 2 True", "step 3 True"]
     files = [f"ckpt-{n}.{end}" for n in (1, 2, 3) for end in ("data-00000-of-00001", "index")]
-    assert last == f"123 {sorted([*files, 'checkpoint', 'mine'])}"
+    listed = [".tfcluster-checkpoints.json", "checkpoint", "mine"]
+    assert last == f"123 {sorted([*files, *listed])}"

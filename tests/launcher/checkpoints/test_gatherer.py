@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 from tests.privileges import without_override
 
-from tfcluster.agent.catalogue import Saved
+from tfcluster.agent.catalogue import Evaluated, Saved
 from tfcluster.checkpoints import copying
 from tfcluster.checkpoints.copying import CancelledError, LocalSource, copy_verified
 from tfcluster.checkpoints.gatherer import Gatherer
 from tfcluster.checkpoints.recognition import Checkpoint, CheckpointKind, Newest
-from tfcluster.checkpoints.store import Gathered, Store, fill, newest_of
+from tfcluster.checkpoints.store import Gathered, Store, best_of, fill, newest_of
 
 from .files import (
     delete_prefix,
@@ -460,3 +460,27 @@ def test_a_small_checkpoint_on_a_full_disk_is_complete(chief: Path, tmp_path: Pa
         "[1]",
         "['checkpoint', 'ckpt-1']",
     ], done.stderr
+
+
+def test_the_best_checkpoint_is_kept_and_known_to_the_next_process(tmp_path: Path) -> None:
+    chief, store = tmp_path / "chief", Store(tmp_path / "store", keep=1)
+    gatherer = Gatherer(chief, store)
+    for number, (accuracy, loss) in enumerate([(0.7, 0.9), (0.9, 0.5), (0.8, 0.4)], start=1):
+        write_prefix(chief, f"ckpt-{number}", saved=number)
+        path = str(chief / f"ckpt-{number}")
+        gatherer.saved(Saved(path=path, step=10 * number))
+        gatherer.gather_last()
+        for metric, value in (("loss", loss), ("accuracy", accuracy)):
+            gatherer.evaluated(
+                Evaluated(
+                    step=10 * number, metric=metric, value=value, lower_is_better=metric == "loss"
+                )
+            )
+    gatherer.gather_last()
+    assert [(held.step, str(held.score)) for held in Store(tmp_path / "store").held] == [
+        (20, "accuracy 0.9"),
+        (30, "accuracy 0.8"),
+    ]
+    best = best_of(store.held)
+    assert best is not None
+    assert best.step == 20

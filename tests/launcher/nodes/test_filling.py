@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from tfcluster.checkpoints.copying import SourceChangedError
 from tfcluster.checkpoints.gatherer import Gatherer
 from tfcluster.checkpoints.recognition import Checkpoint, CheckpointKind, Entry
 from tfcluster.checkpoints.store import Gathered, Store
-from tfcluster.nodes.task_folders import Follower, LocalTarget, files_to_send
+from tfcluster.nodes.task_folders import LISTED, Follower, LocalTarget, files_to_send
 from tfcluster.wire.file_trees import FileToSend
 
 
@@ -78,6 +79,27 @@ def test_a_folder_that_was_replaced_meanwhile_names_only_what_it_holds(
     assert "ckpt-1" not in (evaluator.folder / "checkpoint").read_text()
 
 
+def test_the_list_of_checkpoints_gets_steps_that_are_reported_late(evaluator: Evaluator) -> None:
+    def listed() -> list[tuple[str, int | None]]:
+        entries = json.loads((evaluator.folder / LISTED).read_text())
+        return [(entry["path"], entry["step"]) for entry in entries]
+
+    evaluator.save("ckpt-1", saved=1)
+    assert listed() == [("ckpt-1", None)]
+    (held,) = evaluator.gatherer.store.held
+    evaluator.gatherer.store.correct(held, step=40, load="")
+    asyncio.run(evaluator.follower.follow(evaluator.gatherer.store.held))
+    assert listed() == [("ckpt-1", 40)]
+
+
+def test_a_restarted_evaluator_gets_all_again(evaluator: Evaluator) -> None:
+    evaluator.save("ckpt-1", saved=1)
+    shutil.rmtree(evaluator.folder)
+    evaluator.follower.forget()
+    asyncio.run(evaluator.follower.follow(evaluator.gatherer.store.held))
+    assert evaluator.names() == ["ckpt-1"]
+
+
 def test_a_damaged_checkpoint_is_not_passed_on(evaluator: Evaluator) -> None:
     write_prefix(evaluator.root / "chief", "ckpt-1", saved=1)
     (gathered,) = evaluator.gatherer.gather_last()
@@ -119,7 +141,7 @@ def test_what_could_not_be_added_is_tried_again(tmp_path: Path) -> None:
     there.error = None
     for _ in range(2):
         asyncio.run(follower.follow(held))
-    assert there.added == [["model.h5"]]
+    assert there.added == [["model.h5", LISTED]]
 
 
 def test_files_of_the_store_are_linked_and_not_copied_before_sending(tmp_path: Path) -> None:

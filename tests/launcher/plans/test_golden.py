@@ -32,7 +32,7 @@ def whole(plan: Plan) -> dict[str, Any]:
     """Return the plan and every TF_CONFIG of its first attempt; chosen ports begin at 40000."""
     ports = {task.id: task.port or 40000 + place for place, task in enumerate(plan.tasks)}
     attempt = Attempt(plan, 1, tuple(ports), ports)
-    configs = {str(task): build_tf_config(attempt, task) for task in ports}
+    configs = {str(t): build_tf_config(attempt, t) for t in ports if not t.serves_data}
     found: dict[str, Any] = json.loads(json.dumps({"plan": to_json(plan), "tf_config": configs}))
     return found
 

@@ -23,7 +23,7 @@ def a_plan(*tasks: str, kind: JobKind = "training", directory: str | None = None
     """Return a plan of these tasks, each on its own port."""
     plan = plan_of(*tasks, kind=kind)
     placed = tuple(
-        replace(task, port=2222 + place, in_cluster=task.id.job != "evaluator")
+        replace(task, port=2222 + place, in_cluster=task.id.is_in_gang)
         for place, task in enumerate(plan.tasks)
     )
     return replace(plan, tasks=placed, checkpoints=CheckpointPlan(dir=directory))
@@ -124,3 +124,14 @@ def test_a_shared_checkpoint_folder_replaces_the_folder_of_each_task() -> None:
     shared = values(fixed(a_plan("worker:0", directory="gs://b/x")), "worker:0")
     assert own["TFCLUSTER_CHECKPOINT_DIR"] == "/run/c"
     assert shared["TFCLUSTER_CHECKPOINT_DIR"] == "gs://b/x"
+
+
+def test_the_data_service_is_in_no_tf_config_and_all_tasks_get_its_address() -> None:
+    plan = a_plan("worker:0", "data_worker:0", "data_dispatcher:0", directory="/shared")
+    assert config(plan, "worker:0")["cluster"] == {"worker": ["127.0.0.1:2222"]}
+    of = {str(task.id): values(fixed(plan), str(task.id)) for task in plan.tasks}
+    assert {env["TFCLUSTER_DATA_SERVICE"] for env in of.values()} == {"grpc://127.0.0.1:2224"}
+    assert ["TF_CONFIG" in env for env in of.values()] == [True, False, False]
+    assert of["data_worker:0"]["TFCLUSTER_DATA_ADDRESS"] == "127.0.0.1:2223"
+    folders = [env["TFCLUSTER_CHECKPOINT_DIR"] for env in of.values()]
+    assert folders == ["/shared", "/run/c", "/run/c"], "a dispatcher keeps its journal to itself"

@@ -10,10 +10,18 @@ from tests.tables import rows
 from .writing import problems_of
 
 JOB = '"job": {"script": "t.py"}'
+PLAIN = '"job": {"kind": "plain", "script": "t.py"}'
 TWO = '"cluster": {"worker": 2}'
 
 # The file with § where the mistake is (⏎ is a line break), and below it the message → the fix.
-SHORT = {"{… ": "{TWO, JOB, ", "TWO": TWO, "JOB": JOB, "{T, ": '{"script": "t.py", ', "⏎": "\n"}
+SHORT = {
+    "{… ": "{TWO, JOB, ",
+    "TWO": TWO,
+    "JOB": JOB,
+    "PLAIN": PLAIN,
+    "{T, ": '{"script": "t.py", ',
+    "⏎": "\n",
+}
 MARKED = r"""
 §[1]
     a spec must be an object → {"cluster"
@@ -99,6 +107,12 @@ MARKED = r"""
     at most one chief
 {"cluster": {"worker": 1, "evaluator": §2}, JOB}
     at most one evaluator → keep one
+{"cluster": {"worker": 1, "data_worker": 1, "data_dispatcher": §2}, JOB}
+    at most one data_dispatcher → keep one
+{"cluster": {"worker": 1, §"data_worker": 2}, JOB}
+    a dispatcher and workers: no data_dispatcher → add "data_dispatcher": 1
+{"cluster": {"worker": 1, "data_dispatcher": 1, §"data_worker": 2}, PLAIN}
+    tasks of the kind plain get no tf.data service → leave data_worker and data_dispatcher out
 {"cluster": {"worker": 1, "ps": §1}, JOB}
     need a chief and workers: no chief → "strategy": {"name": "default"}
 {"cluster": {"ps": §1}, "job": {"script": "t.py"}, "strategy": {"name": "default"}}

@@ -251,6 +251,15 @@ def test_an_evaluator_that_never_ends_is_stopped_after_the_last_checkpoint(elsew
     assert replay.messages(ev.Warned) == []
 
 
+def test_an_evaluator_that_waits_for_further_checkpoints_is_stopped_at_once() -> None:
+    replay = evaluated(last=300, evaluated_step=200, elsewhere=False)
+    replay.says("evaluator:0", "evaluated", step=250, follows=True)
+    assert replay.stopped() == []
+    replay.says("evaluator:0", "evaluated", step=300, follows=True)
+    assert replay.stopped() == ["evaluator:0"]
+    assert replay.ended("evaluator:0").outcome() == (Status.SUCCEEDED, 0)
+
+
 @pytest.mark.parametrize(
     ("last", "evaluated_step", "description"),
     [

@@ -95,7 +95,7 @@ class World:
     def _begin(self, number: int, members: tuple[TaskId, ...]) -> None:
         to_start = self.supervisor.begin(number, members)
         self.to_restart.clear()
-        core = [p for p in self.alive.values() if p.id.job != "evaluator"]
+        core = [p for p in self.alive.values() if p.id.is_in_gang]
         assert core == [], "a gang began while an earlier one was alive"
         if not self.is_calm and self.random.random() < 0.2:  # a fault during the restore
             self._inject()
@@ -362,7 +362,8 @@ class World:
     def _stays(self, process: Process) -> bool:
         job = process.id.job
         serves = self.plan.strategy == "parameter_server" and self.plan.task(process.id).serves
-        return serves or job in ("ps", "evaluator") or self._waits_for_its_chief(process)
+        serves |= job in ("ps", "evaluator") or process.id.serves_data
+        return serves or self._waits_for_its_chief(process)
 
     def _waits_for_its_chief(self, process: Process) -> bool:
         """Return whether this is a tuner whose chief is dead and has not succeeded."""
@@ -417,6 +418,8 @@ def kinds() -> dict[str, Plan]:
     served = replace(served, strategy="parameter_server")
     evaluated = plan_of("chief:0", "worker:0", "ps:0", "evaluator:0")
     evaluated = replace(evaluated, strategy="parameter_server")
+    data = ("data_worker:0", "data_worker:1", "data_dispatcher:0")
+    fed = plan_of("worker:0", "worker:1", *data)
     search = plan_of("chief:0", "worker:0", "worker:1", kind="tuner")
     plain = plan_of("worker:0", "worker:1", kind="plain")
     return {
@@ -448,6 +451,10 @@ def kinds() -> dict[str, Plan]:
         "the same without hooks": with_policy(replace(independent, hooks=False)),
         "parameter server with an evaluator far away": with_policy(
             spread(evaluated), restart_on_error=True, finish_grace_s=15
+        ),
+        "data service": with_policy(fed, restart_on_error=True, max_restarts=9),
+        "data service with an evaluator on two nodes": with_policy(
+            spread(plan_of("worker:0", "worker:1", *data, "evaluator:0")), max_restarts=2
         ),
         "search": with_policy(search, restart_on_error=True, max_restarts=9),
         "search on two nodes": spread(search),

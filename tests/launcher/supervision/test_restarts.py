@@ -10,6 +10,7 @@ import pytest
 from tests.launcher.conftest import plan_of, spread
 from tests.launcher.supervision.story import Replay
 
+from tfcluster.plans.plan import TaskId
 from tfcluster.rundir import events as ev
 from tfcluster.supervision import decisions as do
 from tfcluster.supervision.verdicts import FROZEN_S
@@ -40,7 +41,7 @@ ENDS: dict[str, Callable[[Replay, str], Replay]] = {
     "killed": lambda replay, task: replay.exits(task, killed=signal.SIGKILL),
     "crashed": lambda replay, task: replay.exits(task, killed=signal.SIGSEGV),
     "frozen": freezes,
-    "node lost": lambda replay, task: replay.loses(task.replace(":", "-")),
+    "node lost": lambda replay, task: replay.loses(TaskId.parse(task).file_name),
     "preempted": lambda replay, task: replay.exits(task, 42),
     "port taken": lambda replay, task: replay.exits(task, 1, last="Could not start gRPC server"),
     "exit code": lambda replay, task: replay.exits(task, 3),
@@ -49,6 +50,7 @@ ENDS: dict[str, Callable[[Replay, str], Replay]] = {
     "import": lambda replay, task: replay.exits(task, 1, error=IMPORT),
     "cannot start": cannot_start,
 }
+SERVED = ("worker:0", "worker:1", "data_worker:0", "data_worker:1", "data_dispatcher:0")
 TASKS: dict[str, tuple[tuple[str, ...], str, Any]] = {
     "worker": (("worker:0", "worker:1"), "worker:1", "training"),
     "chief": (("worker:0", "worker:1"), "worker:0", "training"),
@@ -56,22 +58,24 @@ TASKS: dict[str, tuple[tuple[str, ...], str, Any]] = {
     "tuner": (("chief:0", "worker:0", "worker:1"), "worker:1", "tuner"),
     "search": (("chief:0", "worker:0", "worker:1"), "chief:0", "tuner"),
     "plain": (("worker:0", "worker:1"), "worker:1", "plain"),
+    "data": (SERVED, "data_worker:0", "training"),
+    "dispatch": (SERVED, "data_dispatcher:0", "training"),
 }
 
 
 FOLLOWS = """
-               worker    chief     evaluator   tuner       search    plain
-killed         all       all       alone       alone       all       alone
-crashed        all       all       alone       alone       all       alone
-frozen         all       all       alone       alone       all       goes-on
-node-lost      all       all       alone       all         all       alone
-preempted      all-free  all-free  alone-free  alone-free  all-free  alone-free
-port-taken     elsewhere elsewhere alone-free  alone-free  elsewhere alone-free
-exit-code      ends-1    ends-1    goes-on     goes-on     ends-1    goes-on
-raised         ends-1    ends-1    goes-on     goes-on     ends-1    goes-on
-saved,-raised  all       all       alone       alone       all       alone
-import         ends-1    ends-1    goes-on     goes-on     ends-1    goes-on
-cannot-start   ends-3    ends-3    ends-3      ends-3      ends-3    ends-3
+              worker    chief     evaluator  tuner      search    plain      data       dispatch
+killed        all       all       alone      alone      all       alone      alone      alone
+crashed       all       all       alone      alone      all       alone      alone      alone
+frozen        all       all       alone      alone      all       goes-on    alone      alone
+node-lost     all       all       alone      all        all       alone      alone      all
+preempted     all-free  all-free  alone-free alone-free all-free  alone-free alone-free alone-free
+port-taken    elsewhere elsewhere alone-free alone-free elsewhere alone-free alone-free alone-free
+exit-code     ends-1    ends-1    goes-on    goes-on    ends-1    goes-on    goes-on    ends-1
+raised        ends-1    ends-1    goes-on    goes-on    ends-1    goes-on    goes-on    ends-1
+saved,-raised all       all       alone      alone      all       alone      alone      alone
+import        ends-1    ends-1    goes-on    goes-on    ends-1    goes-on    goes-on    ends-1
+cannot-start  ends-3    ends-3    ends-3     ends-3     ends-3    ends-3     ends-3     ends-3
 """
 """For each end (rows) of each task: who restarts, for free or not, or the exit code of the run.
 

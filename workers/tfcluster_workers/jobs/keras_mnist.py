@@ -2,6 +2,7 @@
 
     tfcluster up cluster_specs/localhost-2w.json
     tfcluster up cluster_specs/mirrored-local.json
+    tfcluster up cluster_specs/keras-2w-evaluator.json
     python -m tfcluster_workers.jobs.keras_mnist --epochs 3        # one process, no cluster
 
 Each replica reads its share of every global batch of 96, so the loss of an epoch does not depend on
@@ -14,12 +15,15 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tfcluster_workers import callbacks, keras_choice, precision
+from tfcluster_workers import callbacks, context, evaluator, keras_choice, precision
 from tfcluster_workers import strategy as strategies
 from tfcluster_workers.data import pipeline
 from tfcluster_workers.jobs.parts import digits_cnn, job_errors, job_start, options
+
+if TYPE_CHECKING:
+    from typing import NoReturn
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -36,6 +40,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def train(keras: Any, args: argparse.Namespace) -> tuple[float, float]:
     """Train, evaluate the latest checkpoint; return loss and accuracy on the test split."""
+    if context.is_evaluator():
+        evaluate_checkpoints(keras, args)
     strategy = strategies.make(args.strategy, logical_cpus=args.logical_cpus)
     replicas = strategy.num_replicas_in_sync
     batch = options.global_batch(args, replicas)
@@ -72,6 +78,16 @@ def train(keras: Any, args: argparse.Namespace) -> tuple[float, float]:
     checkpoints.close()
     print(f"evaluated from {os.path.basename(restored or 'the initial weights')}", flush=True)
     return float(loss), float(accuracy)
+
+
+def evaluate_checkpoints(keras: Any, args: argparse.Namespace) -> NoReturn:
+    """Evaluate each checkpoint of the chief on the test split, in the task `evaluator`."""
+    precision.apply(keras)
+    tests = job_start.examples(args, "test")
+    model = digits_cnn.build(keras, shape=tuple(tests.element_spec[0].shape), seed=args.seed)
+    digits_cnn.compile_for_training(keras, model)
+    batches = job_start.batches(args, tests, args.global_batch, training=False)
+    evaluator.evaluate_checkpoints(model, batches, metric="accuracy")
 
 
 def make_callbacks(

@@ -60,11 +60,13 @@ class PortHolder:
     ) -> dict[str, int]:
         """Hold a port for each of `requested`; return task → port.
 
-        Port 0 means: choose one, from the first to the last port of `among` if it has any. The
-        tasks' earlier ports are released; a chosen port is never the earlier one, to which
-        processes of the last attempt may still connect. Raises PortInUse, and then none of these
-        tasks holds a port.
+        Port 0 means: choose one, from the first to the last port of `among` if it has any. A task
+        that requests the port it has keeps it, as it may be listening there. The tasks' other ports
+        are released; a chosen port is never the earlier one, to which processes of the last attempt
+        may still connect. Raises PortInUse, and then none of the other tasks holds a port.
         """
+        tasks = [entry.task for entry in requested]
+        requested = [e for e in requested if not self._has(e)]
         names = [entry.task for entry in requested]
         self.release([entry.task for entry in requested if entry.port])
         previous = [self._held.pop(name) for name in names if name in self._held]
@@ -77,7 +79,11 @@ class PortHolder:
         finally:
             for held in previous:
                 self._give_back(held)
-        return {name: self._held[name][0] for name in names}
+        return {name: self._held[name][0] for name in tasks}
+
+    def _has(self, requested: msg.PortRequest) -> bool:
+        held = self._held.get(requested.task)
+        return held is not None and held[0] == requested.port
 
     def _hold_one(self, requested: msg.PortRequest, candidates: Iterable[int]) -> None:
         """Hold the first free port of `candidates`; 0 is any that the kernel chooses."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping, MutableMapping
 from typing import TYPE_CHECKING
 
 from tfcluster.kinds import BackendKind, Capabilities
+from tfcluster.spec import COMPANIONS, file_name_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,6 +25,7 @@ COMPONENTS = "SLURM_HET_SIZE"
 OF_CLUSTER = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_CLUSTER_NAME")
 """Variables that say which cluster is meant, and nothing about a job."""
 _OF_JOB = re.compile(r"(SLURM|SRUN|SLURMD|PMI|PMIX|PMI2)_")
+_COMPANIONS = tuple(map(file_name_of, COMPANIONS))
 _USED_INSIDE = {"tasks_per_node"}
 """The fields of ``runtime.slurm`` that count inside an allocation, too."""
 _COUNTS = ("SLURM_JOB_NUM_NODES", "SLURM_NNODES")
@@ -45,17 +47,17 @@ class SlurmKind(BackendKind):
     why_no_addresses = "Slurm chooses the nodes"
 
     def place(self, task: str, number: int, host: str, runtime: Runtime) -> tuple[str, str]:
-        """Return the task's node; an evaluator without own nodes rides with the first task."""
+        """Return the task's node; a companion without own nodes rides with the first task."""
         job = task.rpartition("-")[0]
         group, settings = self.group(job, runtime), runtime.of_role(job).slurm
-        if job == "evaluator" and not group:
+        if task.startswith(_COMPANIONS) and not group:
             number = 0
         node = f"node-{number // (settings.tasks_per_node or 1)}"
         return f"{group}-{node}" if group else node, ""
 
     def group(self, job: str, runtime: Runtime) -> str:
         """Return the role, if its nodes are a component of their own of a heterogeneous job."""
-        return job if runtime.has_own("slurm", job) else ""
+        return file_name_of(job) if runtime.has_own("slurm", job) else ""
 
     def find_mistakes(self, spec: ClusterSpec) -> Iterator[Mistake]:
         from tfcluster.spec.fields import Mistake  # imports pydantic

@@ -116,7 +116,7 @@ def parts(job: Submission) -> list[Submission]:
 def section_of(part: Submission) -> str:
     """Return the section of the spec with the settings of a part of a job."""
     role = part.components[0].group if part.components else ""
-    return f"runtime.roles.{role}.slurm" if role else "runtime.slurm"
+    return f"runtime.roles.{role.replace('-', '_')}.slurm" if role else "runtime.slurm"
 
 
 def sbatch_options(job: Submission, *, is_first: bool = True) -> list[str]:

@@ -75,6 +75,18 @@ def test_ports_are_chosen_from_the_range_of_the_spec(rig: Rig) -> None:
     assert (taken["type"], taken["port"]) == ("port_taken", 0)
 
 
+def test_a_task_that_listens_on_its_port_can_keep_it(rig: Rig) -> None:
+    ports = hold(rig, 0, 0)["ports"]
+    assert isinstance(ports, dict)
+    kept, left = ports["worker:0"], ports["worker:1"]
+    with listener(kept, "4", "1", run_id="run-1"):
+        again = hold(rig, kept, 0)["ports"]
+    assert isinstance(again, dict)
+    assert again["worker:0"] == kept
+    assert again["worker:1"] != left
+    assert not can_bind(kept)
+
+
 def test_a_port_that_another_run_holds_is_reported_with_its_holder(
     new_rig: NewRig, rig: Rig
 ) -> None:
