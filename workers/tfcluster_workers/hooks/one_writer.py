@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Callable
 
 from tfcluster_workers import context
@@ -48,6 +49,11 @@ def may_write(strategy: Any) -> bool:
     if strategy is JAX:
         return jax_cluster.process_index() == 0
     return not has_peers(strategy) or bool(strategy.extended.should_checkpoint)
+
+
+def scope(strategy: Any) -> AbstractContextManager[Any]:
+    """Return the scope in which variables are made; JAX needs none."""
+    return nullcontext() if strategy is JAX else strategy.scope()
 
 
 def temporary_name(strategy: Any) -> str:

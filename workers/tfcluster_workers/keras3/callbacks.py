@@ -69,7 +69,8 @@ _finished: set[str] = set()
 def _restore(strategy: Any, stock: Method, self: Any, *args: Any, **kwargs: Any) -> Any:
     if not one_writer.may_write(strategy) and self.backup_dir in _finished:
         return None  # in the next `fit`: the chief may not have removed it yet
-    with strategy.scope():  # before 3.5 Keras makes the optimizer's variables here, outside of it
+    # Before 3.5 Keras makes the optimizer's variables here, outside of the scope.
+    with one_writer.scope(strategy):
         return _restore_position(strategy, stock, self, *args, **kwargs)
 
 
