@@ -22,16 +22,44 @@ for address in addresses:
 """
 """How a job begins that listens where TensorFlow would, and connects to all its peers."""
 
-GREET = f"""{MEET}
+GREET = """
+import json, os, socket, threading, time
+config = json.loads(os.environ["TF_CONFIG"])
+addresses, me = config["cluster"]["worker"], config["task"]["index"]
+listener = socket.socket()
+for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):  # as gRPC sets both
+    listener.setsockopt(socket.SOL_SOCKET, option, 1)
+listener.bind(("0.0.0.0", int(addresses[me].rpartition(":")[2])))
+listener.listen()
+heard = set()
+
+def answer():
+    while True:
+        peer = listener.accept()[0]
+        if greeting := peer.recv(1):
+            peer.sendall(b"!")
+            heard.update(greeting)
+
+threading.Thread(target=answer, daemon=True).start()
 for address in addresses:
     host, _, port = address.rpartition(":")
-    with socket.create_connection((host, int(port)), 5) as greeting:
-        greeting.sendall(bytes([me]))
-heard = set()
-while heard != {{*range(len(addresses))}}:
-    heard |= {{*listener.accept()[0].recv(1)}}
+    answered = b""
+    while not answered:
+        try:
+            with socket.create_connection((host, int(port)), 5) as greeting:
+                greeting.sendall(bytes([me]))
+                answered = greeting.recv(1)
+        except OSError:
+            pass
+        time.sleep(0 if answered else 0.1)
+while heard != {*range(len(addresses))}:
+    time.sleep(0.02)
 """
-"""`MEET`, and no task goes on before it has heard of all others: the first may end at once."""
+"""How a job begins that goes on, and may end, once each task has heard of all others.
+
+What listens before a task does, for the checks of an agent, gives no answer. Without SO_REUSEADDR,
+closed connections would keep a fixed port from the next test for a minute.
+"""
 
 GANG = '''
 """Emulates what TensorFlow's workers do with a lost TCP connection, and its words for it."""
