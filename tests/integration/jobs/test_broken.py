@@ -50,7 +50,10 @@ def test_the_root_cause_is_worker_1_with_its_exception_and_the_line_of_the_job(
 
 
 def test_worker_0_is_collateral_or_stopped_whatever_it_printed(broken: Trained) -> None:
-    """A race decides: worker:0 fails within a second of its peer's exit, or is stopped first."""
+    """A race decides: worker:0 fails within a second of its peer's exit, or is stopped first.
+
+    Stopped, it may have told of its error by then.
+    """
     assert broken.said("worker:0", "Collective ops is aborted"), (
         "the noise that hides the root cause"
     )
@@ -61,7 +64,7 @@ def test_worker_0_is_collateral_or_stopped_whatever_it_printed(broken: Trained) 
         assert diagnosis["collateral"] == ["worker:0"]
         assert "worker:0  exit 1 (collateral)" in broken.err
     else:
-        assert diagnosis.get("collateral", []) == []
+        assert {*diagnosis.get("collateral", [])} <= {"worker:0"}
         assert "worker:0  stopped: " in broken.err
 
 
