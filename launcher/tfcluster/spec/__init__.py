@@ -16,7 +16,7 @@ DATA_JOBS: tuple[JobName, ...] = ("data_worker", "data_dispatcher")
 JOBS: tuple[JobName, ...] = ("chief", "worker", "ps", *DATA_JOBS, "evaluator")
 """The job names, in the order of tables and logs."""
 COMPANIONS: tuple[JobName, ...] = ("data_dispatcher", "evaluator")
-"""The jobs whose task needs no node of its own: on Slurm it rides with the first task."""
+"""The jobs whose task needs no node of its own: with other tasks it rides on the first one's."""
 SPEC_NAMES = ("tfcluster.json", "tfcluster.jsonc", "tfcluster.yaml", "tfcluster.yml")
 """The files that a command without SPEC looks for; their endings are those of the formats."""
 NOTEBOOK = ".ipynb"

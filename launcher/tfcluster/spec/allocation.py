@@ -12,7 +12,7 @@ from typing import Any
 
 from tfcluster.errors import SpecError, join_first
 from tfcluster.kinds import AUTO
-from tfcluster.spec import JOBS, JobName
+from tfcluster.spec import COMPANIONS, JOBS, JobName
 from tfcluster.spec.hosts import count_tasks_of, drop_host_settings, is_countable
 from tfcluster.spec.overrides import Override
 
@@ -72,8 +72,8 @@ def place(value: Mapping[str, Any], given: Allocation) -> tuple[Any, tuple[Overr
     """Return the spec's `value` and the overrides that put its tasks where `given` says.
 
     Roles of the launcher must be those of the spec. Its hosts share the spec's tasks evenly, in
-    the order of `JOBS`, and an evaluator is on the first; with a process for each task, hosts are
-    filled up to their slots instead. A spec without `cluster` gets the launcher's roles, or a
+    the order of `JOBS`, and `COMPANIONS` are on the first; with a process for each task, hosts
+    are filled up to their slots instead. A spec without `cluster` gets the launcher's roles, or a
     worker for each process or host. Raises SpecError.
     """
     written = value.get("cluster") or {}
@@ -96,7 +96,7 @@ def _share_out(
 ) -> dict[str, list[str]]:
     """Return the addresses of each job, with port 0 where `first_port` is None."""
     has_ranks = given.processes > len(given.hosts)
-    sharing = sum(number for job, number in counts.items() if has_ranks or job != "evaluator")
+    sharing = sum(number for job, number in counts.items() if has_ranks or job not in COMPANIONS)
     if given.joins and sharing < len(given.hosts):
         message = f"the tasks of the spec are {sharing}, fewer than the {len(given.hosts)} hosts"
         fix = f"set cluster.worker to {len(given.hosts)} or more, or use fewer hosts"
@@ -110,7 +110,7 @@ def _share_out(
     jobs: dict[str, list[str]] = {}
     for job in JOBS:
         for _ in range(counts[job]):
-            host = used[0] if job == "evaluator" and not has_ranks else next(shared)
+            host = used[0] if job in COMPANIONS and not has_ranks else next(shared)
             port = 0 if first_port is None else first_port + placed[host]
             placed[host] += 1
             jobs.setdefault(job, []).append(f"{host}:{port}")

@@ -4,7 +4,8 @@ A run succeeds when the chief and the workers that train have ended with 0. Work
 `finish_grace_s` after the chief: healthy ones may exit seconds after it, and those of an Estimator
 with parameter servers start later and train longer. Tasks that only serve (ps, and workers inside
 `Server.join`) never end by themselves and are stopped when no worker trains any more, the tf.data
-service when nothing that could read from it runs any more. Exit codes
+service when nothing that could read from it runs any more; a part of a cluster that has only the
+service (`tfcluster join`) serves until it is stopped, as one with only ps does. Exit codes
 decide, never log lines: a healthy worker logs heartbeat errors once the chief has gone, and ends
 with 0 (TensorFlow #58434); one that needed the chief ends with 1. A task that restarts alone and
 has failed for good does not stop the others, but the run has failed.
@@ -49,7 +50,8 @@ def judge(tasks: Collection[Member], *, chief: Member | None, forms_gang: bool) 
         cause_may_come = any(t.may_run and t.is_core and not t.restarts_alone for t in tasks)
         has_cause = any(not task.is_collateral for task in together)
         return Next.FAIL if has_cause or not cause_may_come else Next.AWAIT_CAUSE
-    if chief_done or not any(task.may_run and not task.id.serves_data for task in tasks):
+    readers = [task for task in tasks if not task.id.serves_data]
+    if chief_done or (readers and not any(task.may_run for task in readers)):
         return Next.FINISH
     return Next.DESERTED if forms_gang and _is_deserted(tasks, chief) else Next.GO_ON
 

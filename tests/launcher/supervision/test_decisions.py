@@ -60,6 +60,8 @@ TABLE = [
     ("chief:0 ok, worker:0 collateral, evaluator:0 runs", Next.FAIL),
     ("chief:0 ok, worker:0 ok, evaluator:0 ended by us", Next.SUCCEED),
     ("chief:0 runs, worker:0 collateral, worker:1 bad", Next.FAIL),
+    ("worker:1 ok, data_worker:0 runs", Next.FINISH),
+    ("data_worker:0 runs, data_dispatcher:0 runs", Next.GO_ON),  # a part of a cluster
 ]
 
 
