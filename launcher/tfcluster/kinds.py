@@ -155,8 +155,8 @@ class BackendKind:
         """Return whether `runtime` has the scheduler give GPUs to each task, and choose which."""
         return False
 
-    def adopt(self, runtime: Any, tasks: int, environ: Mapping[str, str]) -> Any:
-        """Return `runtime` with what `tasks` tasks and `environ` leave no choice about."""
+    def adopt(self, runtime: Any, tasks: Mapping[str, int], environ: Mapping[str, str]) -> Any:
+        """Return `runtime` with what `environ` and the number of `tasks` of each job decide."""
         return runtime
 
     def is_allocated(self, environ: Mapping[str, str]) -> bool:
@@ -245,10 +245,10 @@ class Numbers:
         return self._used[group] - 1
 
 
-def adopt(runtime: Any, tasks: int, environ: Mapping[str, str]) -> Any:
+def adopt(runtime: Any, tasks: Mapping[str, int], environ: Mapping[str, str]) -> Any:
     """Return `runtime` for the allocation that a process with `environ` runs in, if it is in one.
 
-    `runtime` belongs to a spec with numbers of tasks; a backend that it names is kept.
+    `runtime` belongs to a spec with numbers of `tasks`; a backend that it names is kept.
     """
     around = [name for variable, name in ALLOCATIONS.items() if variable in environ]
     for name in around if runtime.backend == AUTO else ():

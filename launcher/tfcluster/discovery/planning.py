@@ -34,7 +34,7 @@ from tfcluster.plans.plan import Plan, TaskId
 from tfcluster.plans.script_analysis import Notebook
 from tfcluster.rundir import registry
 from tfcluster.rundir.paths import RunPaths
-from tfcluster.spec import COMPANIONS, NOTEBOOK, UNCHANGED, PlanOptions
+from tfcluster.spec import JOBS, NOTEBOOK, UNCHANGED, PlanOptions
 from tfcluster.spec import load as spec_load
 from tfcluster.spec.allocation import Allocation
 from tfcluster.spec.cluster import count
@@ -209,8 +209,8 @@ def _in_allocation(loaded: LoadedSpec, environ: Mapping[str, str]) -> LoadedSpec
     spec = loaded.spec
     if spec.hosts:
         return loaded
-    sharing = spec.task_count - sum(count(spec.cluster, job) for job in COMPANIONS)
-    runtime = kinds.adopt(spec.runtime, sharing, environ)
+    tasks = {job: number for job in JOBS if (number := count(spec.cluster, job))}
+    runtime = kinds.adopt(spec.runtime, tasks, environ)
     if runtime is spec.runtime:
         return loaded
     return replace(loaded, spec=spec.model_copy(update={"runtime": runtime}))

@@ -230,6 +230,22 @@ def test_roles_count_in_a_heterogeneous_allocation_only(
     assert bool(planned.plan.roles) != unused
 
 
+def test_the_only_role_of_a_spec_keeps_its_settings_in_its_job_which_has_one_component(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own = {"worker": {"slurm": {"tasks_per_node": 2, "gpus_per_task": 1}}}
+    runtime = {"backend": "slurm", "slurm": {"tasks_per_node": 1}, "roles": own}
+    for name, value in IN_JOB.items():
+        monkeypatch.setenv(name, value)
+    plan = planning.plan({**ROLES, "cluster": {"worker": 4}, "runtime": runtime}).plan
+    assert [node.name for node in plan.nodes] == ["worker-node-0", "worker-node-1"]
+    assert "TFCLUSTER_GPUS" in {var.name for var in plan.tasks[0].command.env}
+    pods = {"worker": {"kubernetes": {"image": "mine"}}}
+    runtime = {"backend": "slurm", "roles": pods}
+    plan = planning.plan({**ROLES, "cluster": {"worker": 4}, "runtime": runtime}).plan
+    assert "runtime.roles" not in " ".join(plan.notes)
+
+
 def test_nodes_of_the_whole_job_are_refused_beside_roles() -> None:
     value = {**ROLES, "runtime": {**ROLES["runtime"], "slurm": {"nodes": 4}}}
     with pytest.raises(SpecError, match="nodes counts those of the whole job"):

@@ -74,7 +74,8 @@ class SlurmKind(BackendKind):
     def explain_unused(self, runtime: Runtime, environ: Mapping[str, str]) -> str:
         """Name the options of a job, which Slurm has given already."""
         unused = sorted(runtime.slurm.model_fields_set - _USED_INSIDE)
-        if runtime.roles and not _has_roles(runtime):
+        written = any("slurm" in role.model_fields_set for role in runtime.roles.values())
+        if written and not _has_roles(runtime):
             unused.append("runtime.roles")
         if JOB not in environ or not unused:
             return ""
@@ -89,18 +90,21 @@ class SlurmKind(BackendKind):
         for name in [name for name in environ if _OF_JOB.match(name) and name not in OF_CLUSTER]:
             del environ[name]
 
-    def adopt(self, runtime: Runtime, tasks: int, environ: Mapping[str, str]) -> Runtime:
+    def adopt(
+        self, runtime: Runtime, tasks: Mapping[str, int], environ: Mapping[str, str]
+    ) -> Runtime:
         """Share the tasks out evenly where the number of nodes is known, but of them is not."""
-        settings = runtime.slurm
-        if _has_roles(runtime):
+        if len({self.group(job, runtime) for job in tasks}) > 1:
             if JOB not in environ or environ.get(COMPONENTS, "1") != "1":
                 return runtime  # each role has as many nodes as its tasks need
             runtime = runtime.without_roles("slurm")
+        settings = runtime.of_role(next(iter(tasks))).slurm
         listed = [environ[name] for name in _COUNTS if environ.get(name, "").isdecimal()]
         nodes = int(listed[0]) if JOB in environ and listed else settings.nodes
         if nodes is not None and settings.tasks_per_node is None:
-            settings = settings.model_copy(update={"tasks_per_node": max(1, -(-tasks // nodes))})
-            runtime = runtime.model_copy(update={"slurm": settings})
+            sharing = sum(number for job, number in tasks.items() if job not in COMPANIONS)
+            even = {"tasks_per_node": max(1, -(-sharing // nodes))}
+            runtime = runtime.model_copy(update={"slurm": runtime.slurm.model_copy(update=even)})
         return runtime
 
 
