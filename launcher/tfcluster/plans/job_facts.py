@@ -53,7 +53,8 @@ def _keras_backend(spec: ClusterSpec, context: PlanContext) -> str:
     is_here = all(task.node == LOCAL for task in context.tasks)
     inherited = context.environ.get(name) if is_here or name in spec.job.env else None
     chosen = spec.job.env.get(name) or dict(context.env_file).get(name) or inherited
-    return (code.keras_backend if code is not None else "") or chosen or ""
+    assigned, default = (code.keras_backend, code.default_keras_backend) if code else ("", "")
+    return assigned or chosen or default
 
 
 def runs_python(spec: ClusterSpec) -> bool:

@@ -47,6 +47,8 @@ class Code:
     """True if a method ``search`` is called with a tuner's arguments, and not on a regex."""
     keras_backend: str = ""
     """The constant that KERAS_BACKEND is set to."""
+    default_keras_backend: str = ""
+    """The constant that KERAS_BACKEND is set to if the environment does not have it."""
     has_dtensor: bool = False
     """True if DTensor's clients are joined to a cluster."""
 
@@ -80,7 +82,7 @@ class Code:
             frozenset(name for node in nodes for name in _variables_set(node)),
             any(name.partition(".")[0] in _TUNERS for name in _imported(nodes)),
             any(_is_tuner_search(nodes)),
-            next(_keras_backends(nodes), ""),
+            *_keras_backends(nodes),
             "initialize_accelerator_system" in _attribute_names(nodes),
         )
 
@@ -92,6 +94,7 @@ class Code:
             self.has_tuner or other.has_tuner,
             self.calls_search or other.calls_search,
             self.keras_backend or other.keras_backend,
+            self.default_keras_backend or other.default_keras_backend,
             self.has_dtensor or other.has_dtensor,
         )
 
@@ -177,21 +180,22 @@ def _dotted(node: ast.expr) -> str:
     return ".".join([node.id, *reversed(names)]) if isinstance(node, ast.Name) else ""
 
 
-def _keras_backends(nodes: Iterable[ast.AST]) -> Iterator[str]:
-    """Yield the constants that KERAS_BACKEND is set to, by an assignment or ``setdefault``."""
+def _keras_backends(nodes: Iterable[ast.AST]) -> tuple[str, str]:
+    """Return the constants that KERAS_BACKEND is set to by an assignment and by ``setdefault``."""
+    assigned = default = ""
     for node in nodes:
         match node:
-            case (
-                ast.Assign(
-                    targets=[ast.Subscript(value=owner, slice=ast.Constant("KERAS_BACKEND"))],
-                    value=ast.Constant(str(value)),
-                )
-                | ast.Call(
-                    func=ast.Attribute(value=owner, attr="setdefault"),
-                    args=[ast.Constant("KERAS_BACKEND"), ast.Constant(str(value))],
-                )
+            case ast.Assign(
+                targets=[ast.Subscript(value=owner, slice=ast.Constant("KERAS_BACKEND"))],
+                value=ast.Constant(str(value)),
             ) if _is_environ(owner):
-                yield value
+                assigned = assigned or value
+            case ast.Call(
+                func=ast.Attribute(value=owner, attr="setdefault"),
+                args=[ast.Constant("KERAS_BACKEND"), ast.Constant(str(value))],
+            ) if _is_environ(owner):
+                default = default or value
+    return assigned, default
 
 
 def _attribute_names(nodes: Iterable[ast.AST]) -> Iterator[str]:

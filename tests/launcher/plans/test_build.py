@@ -58,12 +58,17 @@ def test_the_command_of_a_task(plan_of: Planner, job: dict[str, Any], argv: tupl
     assert plan_of({"job": job}).tasks[0].command.argv == argv
 
 
+BY_DEFAULT = "import os\nos.environ.setdefault('KERAS_BACKEND', 'jax')\n"
+
+
 @pytest.mark.parametrize(
     ("source", "sections", "strategy"),
     [
         ("import jax", {}, "jax"),
         ("import torch, keras", {"job": {"env": {"KERAS_BACKEND": "torch"}}}, "torch"),
         ("import os\nos.environ['KERAS_BACKEND'] = 'jax'\nimport keras, tensorflow", {}, "jax"),
+        (f"{BY_DEFAULT}import keras", {}, "jax"),
+        (f"{BY_DEFAULT}import keras", {"job": {"env": {"KERAS_BACKEND": "tensorflow"}}}, None),
         ("import tensorflow as tf\ntf.experimental.dtensor.initialize_accelerator_system()", {},
          "dtensor"),
         ("import tensorflow, jax", {}, None),

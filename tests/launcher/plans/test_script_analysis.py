@@ -100,16 +100,19 @@ def test_a_search_needs_a_call_as_well_as_an_import(source: str, searches: bool)
 
 
 @pytest.mark.parametrize(
-    ("source", "backend"),
+    ("source", "backends"),
     [
-        ("os.environ['KERAS_BACKEND'] = 'jax'", "jax"),
-        ("environ.setdefault('KERAS_BACKEND', 'torch')", "torch"),
-        ("os.environ['KERAS_BACKEND'] = sys.argv[1]", ""),
-        ("settings['KERAS_BACKEND'] = 'jax'", ""),
+        ("os.environ['KERAS_BACKEND'] = 'jax'", ("jax", "")),
+        ("environ.setdefault('KERAS_BACKEND', 'torch')", ("", "torch")),
+        ("os.environ['KERAS_BACKEND'] = sys.argv[1]", ("", "")),
+        ("settings['KERAS_BACKEND'] = 'jax'", ("", "")),
     ],
 )
-def test_the_backend_of_keras_is_a_constant_that_the_script_sets(source: str, backend: str) -> None:
-    assert (Code.read(source) | Code()).keras_backend == backend
+def test_the_backend_of_keras_is_a_constant_that_the_script_sets(
+    source: str, backends: tuple[str, str]
+) -> None:
+    code = Code.read(source) | Code()
+    assert (code.keras_backend, code.default_keras_backend) == backends
 
 
 def test_a_search_may_span_several_files() -> None:
