@@ -27,7 +27,7 @@ from tfcluster.errors import SetupError
 from tfcluster.rundir.states import Status
 
 if TYPE_CHECKING:
-    from tfcluster.plans.plan import Plan
+    from tfcluster.plans.plan import Plan, TaskPlan
     from tfcluster.rundir.events import JobSubmitted
     from tfcluster.rundir.paths import RunPaths
     from tfcluster.rundir.snapshot import RunSnapshot
@@ -92,6 +92,8 @@ class Component:
     nodes: int
     tasks_per_node: int
     """The most tasks that one of them gets."""
+    without_gpu: int
+    """Those of `tasks_per_node` that no GPU is for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,8 @@ class Submission:
     """Nodes that the plan's tasks need."""
     tasks_per_node: int
     """The most tasks that one of them gets."""
+    without_gpu: int = 0
+    """Those of `tasks_per_node` that no GPU is for."""
     components: tuple[Component, ...] = ()
     """The parts of a job whose groups of tasks have different nodes; empty if all are alike."""
     save_s: float = 120.0
@@ -313,14 +317,16 @@ def own(backend: str, environ: Mapping[str, str] = os.environ) -> OwnJob | None:
 
 def submission_of(plan: Plan, runtime: Runtime, folder: Path) -> Submission:
     """Return the submission of a run of `plan`, whose folder is `folder`."""
+    all_tasks = _component("", plan.tasks)
     return Submission(
         run_id=folder.name,
         folder=folder,
         # -P: no module is imported from the current folder.
         argv=(sys.executable, "-P", "-m", "tfcluster.in_job", str(folder)),
         runtime=runtime,
-        nodes=len(plan.nodes),
-        tasks_per_node=max(Counter(task.node for task in plan.tasks).values()),
+        nodes=all_tasks.nodes,
+        tasks_per_node=all_tasks.tasks_per_node,
+        without_gpu=all_tasks.without_gpu,
         components=_components(plan, runtime),
         save_s=max(120.0, 60.0 + plan.supervision.grace_s),
         run_deadline_s=plan.supervision.run_deadline_s,
@@ -331,19 +337,19 @@ def submission_of(plan: Plan, runtime: Runtime, folder: Path) -> Submission:
 
 def _components(plan: Plan, runtime: Runtime) -> tuple[Component, ...]:
     """Return the groups of tasks that have nodes of their own, in the order of their nodes."""
-    groups: dict[str, Counter[str]] = {}
+    groups: dict[str, list[TaskPlan]] = {}
     kind = kinds.get(plan.nodes[0].backend)
-    homes = dict.fromkeys(task.node for task in plan.tasks)
-    group_of = {task.node: kind.group(task.id.job, runtime) for task in reversed(plan.tasks)}
-    for node in homes:
-        groups.setdefault(group_of[node], Counter())
     for task in plan.tasks:
-        groups[group_of[task.node]][task.node] += 1
-    if not any(groups):
-        return ()
-    return tuple(
-        Component(group, len(nodes), max(nodes.values())) for group, nodes in groups.items()
-    )
+        groups.setdefault(kind.group(task.id.job, runtime), []).append(task)
+    return tuple(map(_component, groups, groups.values())) if any(groups) else ()
+
+
+def _component(group: str, tasks: Sequence[TaskPlan]) -> Component:
+    """Return the nodes of `tasks`, which share them; tasks of the tf.data service get no GPU."""
+    on_node = Counter(task.node for task in tasks)
+    with_gpu = Counter(task.node for task in tasks if task.gpus != ())
+    most = max(on_node.values())
+    return Component(group, len(on_node), most, most - max(with_gpu.values(), default=0))
 
 
 def of_backend(backend: str) -> Jobs | None:

@@ -246,6 +246,17 @@ def test_the_only_role_of_a_spec_keeps_its_settings_in_its_job_which_has_one_com
     assert "runtime.roles" not in " ".join(plan.notes)
 
 
+def test_no_gpu_is_requested_for_the_data_service(tmp_path: Path) -> None:
+    cluster = {"worker": 4, "data_worker": 2, "data_dispatcher": 1}
+    slurm = {"tasks_per_node": 4, "gpus_per_task": 1}
+    roles = {"data_worker": {"slurm": {"tasks_per_node": 2}}}
+    runtime = {"backend": "slurm", "slurm": slurm, "roles": roles}
+    planned = planning.plan({**ROLES, "cluster": cluster, "runtime": runtime})
+    job = jobs.submission_of(planned.plan, planned.spec.runtime, tmp_path / "r")
+    gpus = [word for word in job_options(job) if word.startswith("--gpus-per-node")]
+    assert gpus == ["--gpus-per-node=4", "--gpus-per-node=0"]
+
+
 def test_nodes_of_the_whole_job_are_refused_beside_roles() -> None:
     value = {**ROLES, "runtime": {**ROLES["runtime"], "slurm": {"nodes": 4}}}
     with pytest.raises(SpecError, match="nodes counts those of the whole job"):

@@ -107,6 +107,7 @@ def parts(job: Submission) -> list[Submission]:
             runtime=job.runtime.of_role(component.group),
             nodes=component.nodes,
             tasks_per_node=component.tasks_per_node,
+            without_gpu=component.without_gpu,
             components=(component,),
         )
         for component in job.components
@@ -152,13 +153,18 @@ def _resources(job: Submission) -> dict[str, str]:
         ("time", _minutes(settings)),
         ("nodes", job.nodes),
         ("ntasks-per-node", each),
-        ("gpus-per-node", settings.gpus_per_task and settings.gpus_per_task * each),
+        ("gpus-per-node", settings.gpus_per_task and gpus_per_node(job)),
         ("cpus-per-task", settings.cpus_per_task),
         ("mem", settings.mem),
         ("constraint", settings.constraint),
         ("reservation", settings.reservation),
     )
     return {name: f"--{name}={value}" for name, value in wanted if value is not None}
+
+
+def gpus_per_node(job: Submission) -> int:
+    """Return the number of GPUs that the tasks of a node need together."""
+    return (job.runtime.slurm.gpus_per_task or 0) * (job.tasks_per_node - job.without_gpu)
 
 
 def explain_cores(job: Submission) -> str:

@@ -27,6 +27,7 @@ from tfcluster.backends.slurm.batch_script import (
     explain_cores,
     format_script,
     format_setup,
+    gpus_per_node,
     job_options,
     parts,
     resource_options,
@@ -291,7 +292,7 @@ def _requests(job: Submission) -> Iterator[tuple[str, str, int, str]]:
     """Yield unit, field, number and the attribute of `Node` of each request for a node."""
     settings, each = job.runtime.slurm, job.tasks_per_node
     yield "cores", "cpus_per_task", each * (settings.cpus_per_task or 1), "cores"
-    yield "GPUs", "gpus_per_task", each * (settings.gpus_per_task or 0), "gpus"
+    yield "GPUs", "gpus_per_task", gpus_per_node(job), "gpus"
     if settings.mem:
         number, unit = re.fullmatch(r"(\d+)(\D?)", settings.mem).groups()  # type: ignore[union-attr]
         yield "MB of memory", "mem", int(int(number) * _UNITS[unit or "m"]), "memory_mb"
