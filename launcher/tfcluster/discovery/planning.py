@@ -209,7 +209,7 @@ def _in_allocation(loaded: LoadedSpec, environ: Mapping[str, str]) -> LoadedSpec
     spec = loaded.spec
     if spec.hosts:
         return loaded
-    tasks = {job: number for job in JOBS if (number := count(spec.cluster, job))}
+    tasks = {str(job): number for job in JOBS if (number := count(spec.cluster, job))}
     runtime = kinds.adopt(spec.runtime, tasks, environ)
     if runtime is spec.runtime:
         return loaded

@@ -298,11 +298,11 @@ class Supervisor:
             kind = kind_of_leaving(loss.nature)
             for member in leaving:
                 self.gang.blame(member, kind, loss.reason, loss=loss.nature)
-            if self.plan.forms_gang and any(member.is_core for member in leaving):
+            if self.plan.forms_gang and any(map(_ends_attempt, leaving)):
                 end.end_gang(f"{node} is leaving", now, grace_s=None)
-            else:
-                blamed = [self.gang[member.name] for member in leaving]
-                end.stop_tasks(blamed, f"{node} is leaving", now, grace_s=None)
+                leaving = [m for m in leaving if _ends_attempt(m) and not m.is_core]
+            blamed = [self.gang[member.name] for member in leaving]
+            end.stop_tasks(blamed, f"{node} is leaving", now, grace_s=None)
         self._react(now)
 
     def patience_s(self, node: str) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 
 import pytest
-from tests.launcher.supervision.story import replay_of
+from tests.launcher.supervision.story import replay_of, spread_gang
 
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.states import Status
@@ -43,6 +43,13 @@ def test_an_evaluator_can_read_from_it_until_it_ends() -> None:
 def test_a_part_of_a_cluster_ends_it_with_its_own_tasks() -> None:
     replay = replay_of("worker:1", *SERVERS).exits("worker:1")
     assert replay.stopped() == [*SERVERS]
+
+
+def test_an_attempt_ends_with_the_node_of_the_dispatcher_which_has_its_journal() -> None:
+    replay = spread_gang(*TASKS).leaves("data-dispatcher-0")
+    assert sorted(replay.stopped()) == ["data_dispatcher:0", "worker:0", "worker:1"]
+    replay.ended(*replay.stopped()).gather(3).begin(2)
+    assert [member.attempt for member in replay.supervisor.gang] == [2, 2, 1, 1, 2]
 
 
 def test_a_server_that_was_due_to_restart_is_not_awaited_at_the_end() -> None:
