@@ -72,7 +72,7 @@ def _objects(path: str, field: Node) -> Iterator[tuple[str, Node]]:
         if isinstance(form.get("items"), dict):
             yield from _objects(f"{path}.N", form["items"])
         if isinstance(form.get("additionalProperties"), dict):
-            key = "TASK" if path == "job.per_task" else "HOST"
+            key = published_schema.PLACEHOLDERS.get(path, "HOST")
             yield from _objects(f"{path}.{key}", form["additionalProperties"])
 
 

@@ -16,6 +16,8 @@ from tfcluster.spec import JOBS, FieldPath
 
 SCHEMA_FILE = "spec-v1.schema.json"
 Node = dict[str, Any]
+PLACEHOLDERS = {"job.per_task": "TASK", "runtime.roles": "ROLE"}
+"""Object → the word for its keys; for those of other objects it is HOST."""
 
 
 def text() -> str:
@@ -100,7 +102,7 @@ def _walk(node: Node, path: tuple[str, ...]) -> Iterator[str]:
             if key == "worker" or key not in JOBS:  # they have the keys of `worker`
                 yield from _walk(child, (*path, key))
         if isinstance(items := form.get("additionalProperties"), dict):
-            yield from _walk(items, (*path, "TASK" if path[-1:] == ("per_task",) else "HOST"))
+            yield from _walk(items, (*path, PLACEHOLDERS.get(".".join(path), "HOST")))
         if isinstance(items := form.get("items"), dict):
             yield from _walk(items, (*path, "0"))
 
