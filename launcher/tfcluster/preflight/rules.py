@@ -70,6 +70,9 @@ class Needs:
     """Nodes that have tasks to which the plan gives GPUs: these fail if TensorFlow has none."""
     gpu_indexes: Mapping[str, int] = field(default_factory=dict)
     """Node → the highest GPU index that the spec assigns to its tasks."""
+    without_training: Collection[str] = ()
+    """Nodes without a task that trains: those of an evaluator or the tf.data service. Their GPUs
+    may differ from those of the others."""
     script_sha256: str | None = None
     """SHA-256 of the job's script on this machine."""
     writes: str | None = None
@@ -94,6 +97,8 @@ def needs_of(plan: Plan, script_sha256: str | None = None) -> Needs:
         tensorflow=plan.needs_tensorflow,
         gang=known and plan.is_synchronous,
         nccl=nccl,
+        without_training={task.node for task in plan.tasks}
+        - {task.node for task in plan.tasks if task.id.trains},
         with_gpus={
             task.node
             for task in plan.tasks
@@ -237,7 +242,8 @@ def _compare_nodes(answers: Sequence[ProbeAnswer], needs: Needs) -> Iterator[Fin
         versions = {a.node: a.packages.get(package, "none") for a in equipped}
         yield from _find_outliers(row, versions, is_fatal=row not in _MAY_DIFFER)
     yield from _find_outliers("Python", {a.node: a.python.rpartition(".")[0] for a in answers})
-    gpus = {a.node: format_gpus(a.gpus) for a in answers if not a.gpu_trouble}
+    training = [a for a in answers if a.node not in needs.without_training]
+    gpus = {a.node: format_gpus(a.gpus) for a in training if not a.gpu_trouble}
     yield from _find_outliers("GPUs", gpus)
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.launcher.conftest import plan_of
+from tests.launcher.conftest import plan_of, spread
 
 from tfcluster.backends.jobs import Obstacle, Outlook
 from tfcluster.errors import PreflightError
@@ -94,6 +94,15 @@ def test_a_wrong_address_is_fatal_but_a_full_disk_and_a_wrong_clock_are_warnings
 def test_nodes_without_a_gang_may_have_different_packages_and_gpus() -> None:
     other = replace(B, packages={}, gpus=("H100",))
     assert found(A, other, tensorflow=False, gang=False) == []
+
+
+def test_nodes_of_the_data_service_need_no_gpu_although_workers_have_some() -> None:
+    plan = spread(plan_of("worker:0", "worker:1", "data_worker:0", "data_dispatcher:0"))
+    needs = rules.needs_of(plan)
+    assert needs.without_training == {"data-worker-0", "data-dispatcher-0"}
+    nodes = [replace(A, node=node.name, gpus=()) for node in plan.nodes]
+    nodes[:2] = [replace(node, gpus=("H100",)) for node in nodes[:2]]
+    assert found(*nodes, without_training=needs.without_training) == []
 
 
 def test_a_line_that_is_not_a_probe_answer_is_refused() -> None:
