@@ -19,7 +19,9 @@ from tfcluster.tfjob.run_policy import choose_gang, map_restarts, map_run
 _JOBS = {"chief": "chief", "master": "chief", "worker": "worker", "ps": "ps",
          "evaluator": "evaluator"}  # fmt: skip
 _BASES = ("worker", "chief", "ps", "evaluator")
-"""The job whose pods are those of the spec; it has one kind of pod."""
+"""The job whose pods are those of the spec; those of other roles may differ in `_OF_ROLES`."""
+_OF_ROLES: dict[str, Any] = {"resources": {}, "node_selector": {}, "tolerations": []}
+"""Fields of `spec.kubernetes.RolePods`, and their value for pods without them."""
 _OF_V1BETA = ("cleanPodPolicy", "ttlSecondsAfterFinished", "ttlSecondsAfterFinishing",
               "activeDeadlineSeconds", "backoffLimit")  # fmt: skip
 """Fields that v1 moved into ``runPolicy``."""
@@ -59,14 +61,14 @@ def convert(text: str, name: str) -> tuple[dict[str, Any], list[ConversionNote]]
     choose_gang(job, pods)
     if main.grace_s is not None:
         supervision["grace_s"] = main.grace_s
-    _note_differences(main, replicas)
+    roles = _map_roles(main, replicas)
     result: dict[str, Any] = {"version": 1, "name": title[:63], "cluster": tasks}
     result["job"] = _map_job(main, replicas)
     if sum(tasks.values()) == 1:
         result["job"]["kind"] = _choose_plain(main)
     result |= _map_strategy(replicas)
     user = {} if main.user is None else {"user": main.user}
-    result["runtime"] = {"backend": "kubernetes", **user, "kubernetes": pods}
+    result["runtime"] = {"backend": "kubernetes", **user, "kubernetes": pods} | roles
     result["supervision"] = supervision
     _note_rest(job, metadata, spec, run)
     _note_images(main, pods)
@@ -180,12 +182,17 @@ def _map_job(main: Replica, replicas: Replicas) -> dict[str, Any]:
     return program | ({"env": shared} if shared else {}) | ({"per_task": others} if others else {})
 
 
-def _note_differences(main: Replica, replicas: Replicas) -> None:
-    """List the pods' fields that differ from those of `main`: a spec has one kind of pod."""
+def _map_roles(main: Replica, replicas: Replicas) -> dict[str, Any]:
+    """Return `roles`, the fields in which pods differ from those of `main`, and list the others."""
+    roles: dict[str, dict[str, Any]] = {}
     of_main = f"of its pods is that of {main.fields.path.rpartition('.')[2]}"
-    for replica in replicas.values():
+    for job, replica in replicas.items():
         for key in sorted({*main.pods, *replica.pods}):
-            if replica.pods.get(key) != main.pods.get(key):
+            if (own := replica.pods.get(key, _OF_ROLES.get(key))) == main.pods.get(key):
+                continue
+            if key in _OF_ROLES or (key == "image" and own):
+                roles.setdefault(job, {"kubernetes": {}})["kubernetes"][key] = own
+            else:
                 fix = f"make runtime.kubernetes.{key} fit all tasks"
                 replica.fields.note("missing", "template", f"{key} {of_main}", fix)
         if replica.user != main.user:
@@ -194,6 +201,7 @@ def _note_differences(main: Replica, replicas: Replicas) -> None:
         if replica.grace_s is not None and replica.grace_s != main.grace_s:
             message = "terminationGracePeriodSeconds differs: one grace_s serves all tasks"
             replica.fields.note("missing", "template.spec", message)
+    return {"roles": roles} if roles else {}
 
 
 def _note_rest(job: Fields, metadata: Fields, spec: Fields, run: Fields) -> None:

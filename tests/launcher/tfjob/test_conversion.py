@@ -180,6 +180,16 @@ def test_other_fields_of_a_security_context_stay_with_pod_and_container() -> Non
     assert "written into pod_template" in notes[f"{POD}.securityContext"]
 
 
+def test_types_with_other_images_resources_and_nodes_are_roles() -> None:
+    gpu = {"resources": {"limits": {"nvidia.com/gpu": 1}}}
+    worker = replica(pod={"nodeSelector": {"pool": "gpu"}}, **gpu)
+    spec, notes = imported(tfjob({"Worker": worker, "PS": replica(1, image="tf:cpu")}))
+    assert spec["runtime"]["kubernetes"]["node_selector"] == {"pool": "gpu"}
+    own = {"image": "tf:cpu", "resources": {}, "node_selector": {}}
+    assert spec["runtime"]["roles"] == {"ps": {"kubernetes": own}}
+    assert "spec.tfReplicaSpecs.PS.template" not in notes
+
+
 def test_types_with_another_user_are_listed() -> None:
     worker = replica(pod={"securityContext": {"runAsUser": 0}})
     _, notes = imported(tfjob({"Worker": worker, "PS": replica(1)}))
