@@ -93,7 +93,7 @@ class Component:
     tasks_per_node: int
     """The most tasks that one of them gets."""
     without_gpu: int
-    """Those of `tasks_per_node` that no GPU is for."""
+    """The number of these tasks that get no GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class Submission:
     tasks_per_node: int
     """The most tasks that one of them gets."""
     without_gpu: int = 0
-    """Those of `tasks_per_node` that no GPU is for."""
+    """The number of these tasks that get no GPU."""
     components: tuple[Component, ...] = ()
     """The parts of a job whose groups of tasks have different nodes; empty if all are alike."""
     save_s: float = 120.0

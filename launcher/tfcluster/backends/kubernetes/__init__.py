@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tfcluster.spec.model import ClusterSpec
     from tfcluster.spec.sections import Runtime
 
-_GPU = re.compile("/gpu$|^nvidia.com/")
+GPU = re.compile("/gpu$|^nvidia.com/")
 """The names of resources that are GPUs; NVIDIA's device plugin calls parts of one ``mig-…``."""
 
 MEMORY_FIX = (
@@ -97,7 +97,7 @@ class KubernetesKind(BackendKind):
 
     def gives_gpus(self, runtime: Runtime) -> bool:
         limits = runtime.kubernetes.resources.limits.items()
-        return any(_GPU.search(name) and str(number) != "0" for name, number in limits)
+        return any(GPU.search(name) and str(number) != "0" for name, number in limits)
 
     def image(self, runtime: Runtime) -> str | None:
         return runtime.kubernetes.image or runtime.image

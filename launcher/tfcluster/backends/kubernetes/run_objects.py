@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from tfcluster.agent.containers import exec_server
-from tfcluster.plans.plan import Plan
+from tfcluster.backends.kubernetes import GPU
+from tfcluster.plans.plan import Plan, TaskId
 from tfcluster.spec.kubernetes import Kubernetes, is_label_value
 from tfcluster.spec.sections import Runtime
 
@@ -85,8 +86,16 @@ class PodRun:
         return self.runtime.kubernetes
 
     def settings_of(self, role: str) -> Kubernetes:
-        """Return the settings of the pods of a task type."""
-        return self.runtime.of_role(role).kubernetes
+        """Return the settings of the pods of a task type; the tf.data service gets no GPU."""
+        settings = self.runtime.of_role(role).kubernetes
+        if not TaskId.parse(f"{role}-0").serves_data:
+            return settings
+        amounts = {
+            field: {name: value for name, value in listed.items() if not GPU.search(name)}
+            for field, listed in settings.resources
+        }
+        resources = settings.resources.model_copy(update=amounts)
+        return settings.model_copy(update={"resources": resources})
 
     @property
     def labels(self) -> dict[str, str]:

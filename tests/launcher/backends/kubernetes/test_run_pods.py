@@ -210,7 +210,7 @@ def test_run_as_non_root_follows_the_user(
 def test_a_role_has_what_its_entry_says_and_else_what_all_have() -> None:
     own = {"image": "cpu:1", "resources": {"requests": {"cpu": "2"}}, "node_selector": {"a": "b"}}
     sets = (
-        'cluster={"chief":1,"worker":2,"ps":1}',
+        'cluster={"chief":1,"worker":2,"ps":1,"data_worker":1,"data_dispatcher":1}',
         "checkpoints.dir=gs://bucket/a",
         f"runtime.roles={json.dumps({'ps': {'kubernetes': own}})}",
         *(f"runtime.kubernetes.{text}" for text in RICH),
@@ -233,6 +233,8 @@ def test_a_role_has_what_its_entry_says_and_else_what_all_have() -> None:
         "lab-1-chief": alike,
         "lab-1-worker": alike,
         "lab-1-ps": ("cpu:1", None, {"a": "b"}, ["gpu"]),
+        "lab-1-data-worker": (image, None, *alike[2:]),
+        "lab-1-data-dispatcher": (image, None, *alike[2:]),
     }
     told = {task.id.job: [v.name for v in task.command.env] for task in planned.plan.tasks}
     assert [job for job in told if GIVEN_GPUS in told[job]] == ["chief", "worker"]
