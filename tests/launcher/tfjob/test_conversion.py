@@ -181,8 +181,8 @@ def test_other_fields_of_a_security_context_stay_with_pod_and_container() -> Non
 
 
 def test_types_with_other_images_resources_and_nodes_are_roles() -> None:
-    gpu = {"resources": {"limits": {"nvidia.com/gpu": 1}}}
-    worker = replica(pod={"nodeSelector": {"pool": "gpu"}}, **gpu)
+    gpu = {"limits": {"nvidia.com/gpu": 1}}
+    worker = replica(pod={"nodeSelector": {"pool": "gpu"}}, resources=gpu)
     spec, notes = imported(tfjob({"Worker": worker, "PS": replica(1, image="tf:cpu")}))
     assert spec["runtime"]["kubernetes"]["node_selector"] == {"pool": "gpu"}
     own = {"image": "tf:cpu", "resources": {}, "node_selector": {}}
