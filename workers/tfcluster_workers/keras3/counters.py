@@ -34,7 +34,7 @@ def add_to(patches: Patches, keras: Any) -> None:
         from keras.src.backend import convert_to_tensor
 
         variable, addend = getattr(value, _ADDENDS, (None, None))
-        held = getattr(self, "_value", None)
+        held: Any = getattr(self, "_value", None)
         if variable is not self or value.shape != held.shape or value.dtype != held.dtype:
             return original(self, value)
         held.assign_add(tf.broadcast_to(convert_to_tensor(addend, held.dtype), held.shape))

@@ -29,7 +29,7 @@ def add_to(patches: Patches, keras: Any) -> None:
     module = sys.modules[trainer.__module__]
     classes = (value for value in vars(module).values() if isinstance(value, type))
     readers = (each for each in classes if "_get_iterator" in vars(each))
-    iterator = next((e for e in readers if uses_name(e._get_iterator, _DATA)), None)
+    iterator = next((e for e in readers if uses_name(vars(e)["_get_iterator"], _DATA)), None)
     if iterator is None:
         raise OtherKerasError(f"no _get_iterator of {module.__name__} uses {_DATA}")
     _patch_iterator(patches, iterator)
@@ -155,13 +155,12 @@ def _scheduler(model: Any, reduce: Any) -> Any:
         )
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
 
-    @tf.autograph.experimental.do_not_convert
     def steps(iterator: Any) -> Any:
         for _ in range(model.steps_per_execution):
             logs = strategy.run(step, args=(next(iterator),))
         return reduce(logs, strategy, "auto")
 
-    steps = tf.function(steps, reduce_retracing=True)
+    traced = tf.function(steps, reduce_retracing=True, autograph=False)
     return lambda batches: RemoteLogs(
-        coordinator, coordinator.schedule(steps, args=(batches.on_workers(),))
+        coordinator, coordinator.schedule(traced, args=(batches.on_workers(),))
     )
