@@ -28,7 +28,11 @@ def test_the_steps_done_are_read_from_the_servers_but_not_for_every_batch(
     servers = SimpleNamespace(value=0)
     iterations = SimpleNamespace(numpy=lambda: servers.value)
     reporter = keras_hooks.FitReporter(32, sums_replicas=True)
-    reporter.set_model(SimpleNamespace(optimizer=SimpleNamespace(_iterations=iterations)))
+    coordinated = SimpleNamespace(_should_use_with_coordinator=True)
+    model = SimpleNamespace(
+        optimizer=SimpleNamespace(_iterations=iterations), distribute_strategy=coordinated
+    )
+    reporter.set_model(model)
     reporter.on_train_begin()
     reporter.on_epoch_begin(0)
     for batch in range(40):

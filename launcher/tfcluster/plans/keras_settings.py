@@ -187,7 +187,7 @@ def _why_keras_2(spec: ClusterSpec, python: Interpreter) -> str:
         return "keras.version is 2"
     if fails_with_keras_3(spec):
         return f"{_KERAS_3_FAILS}, {_why_not_patched(spec, python)}"
-    return "Keras 3 does not support ParameterServerStrategy"
+    return "the cluster has ps tasks, for which `auto` is Keras 2"
 
 
 def _why_not_patched(spec: ClusterSpec, python: Interpreter) -> str:

@@ -239,8 +239,9 @@ MESSAGES: tuple[KnownError, ...] = (
     ),
     _permanent(
         "keras-3-parameter-server",
-        "Keras 3's `fit` does not support parameter servers: use Keras 2 (`import tf_keras as"
-        " keras`) or a custom training loop like jobs/parameter_server.py",
+        "Keras 3's `fit` supports parameter servers only with tfcluster's patch: leave `hooks` on,"
+        " or use Keras 2 (`import tf_keras as keras`); a custom training loop must create the"
+        " iterator with its ClusterCoordinator",
         r"you need to pass this dataset to ClusterCoordinator\.create_per_worker_dataset",
         is_keras_3_only=True,
     ),

@@ -282,7 +282,8 @@ class FitReporter:
             reporting.ready()
             _report_gradients(self._model)
         self._step = self.step_of(batch)
-        if hasattr(logs, "fetch"):  # a RemoteValue: ParameterServerStrategy
+        strategy = getattr(self._model, "distribute_strategy", None)
+        if getattr(strategy, "_should_use_with_coordinator", False):
             self._poll_servers()
         else:
             reporting.step_done(self._reading(logs, divisor=self._divisor()))

@@ -2,11 +2,12 @@
 
 Keras 3's own versions fail there in every release (keras#20585, tensorflow#72388), and where they
 do not fail some numbers are wrong. Each module names the upstream places it patches: trainer.py
-(what fails), batches.py (uneven shares of a batch), optimizers.py (clipping, loss scale) and
-variables.py (metrics and moving averages of older releases).
+(what fails), batches.py (uneven shares of a batch), optimizers.py (clipping, loss scale),
+variables.py (metrics and moving averages of older releases) and counters.py (parameter servers).
 
-Each patch acts only under a strategy that spans workers; otherwise Keras's own code runs. The one
-exception is the type of seeds before Keras 3.5 (seeds.py), which changes no number.
+Each patch acts only under a strategy that spans workers, counters.py only on variables that ps
+tasks hold; otherwise Keras's own code runs. The one exception is the type of seeds before Keras 3.5
+(seeds.py), which changes no number.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ from tfcluster_workers.hooks.replacing import replaces
 from tfcluster_workers.keras3 import (
     batches,
     callbacks,
+    counters,
     optimizers,
     release,
+    scheduling,
     seeds,
     trainer,
     variables,
@@ -67,7 +70,7 @@ def _patch(keras: Any) -> str:
         return f"only {release.TESTED[0]} and newer can be"
     patches = Patches()
     try:
-        for part in (seeds, variables, batches, optimizers, trainer):
+        for part in (seeds, variables, counters, batches, optimizers, trainer):
             part.add_to(patches, keras)
         callbacks.require_methods(keras.callbacks)
     except OtherKerasError as error:
@@ -75,7 +78,18 @@ def _patch(keras: Any) -> str:
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     patches.apply()
+    _patch_scheduling(keras)
     return ""
+
+
+def _patch_scheduling(keras: Any) -> None:
+    """Have `fit` support parameter servers, or fail as Keras does if a function is not found."""
+    patches = Patches()
+    try:
+        scheduling.add_to(patches, keras)
+    except OtherKerasError:
+        return
+    patches.apply()
 
 
 def _require_patch(model: Any) -> None:
