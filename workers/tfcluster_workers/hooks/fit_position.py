@@ -155,14 +155,18 @@ def _save_metrics(model: Any) -> str:
 def _restore_metrics(model: Any, saved: str) -> None:
     """Set the variables of the metrics that exist by now.
 
-    Those passed to `compile` do not in Keras 2 with `run_eagerly`, and in Keras 3 before 3.5.
+    Those passed to `compile` do not in Keras 2 with `run_eagerly`, and in Keras 3 before 3.5 or
+    without a strategy.
     """
     import numpy as np
 
     if not saved:
         return
     values = list(np.load(io.BytesIO(base64.b64decode(saved))).values())
-    for variable, value in zip(_metric_variables(model), values):
+    variables = _metric_variables(model)
+    if len(variables) < len(values):
+        reporting.note("in the resumed epoch the metrics passed to `compile` begin anew")
+    for variable, value in zip(variables, values):
         if tuple(variable.shape) != value.shape:
             reporting.note("other metrics than before: those of the resumed epoch begin anew")
             return
@@ -177,10 +181,10 @@ def _assign(variable: Any, value: Any) -> None:
     import tensorflow as tf
 
     synchronization = getattr(variable, "synchronization", None)
-    if synchronization != tf.VariableSynchronization.ON_READ:
+    strategy = getattr(variable, "distribute_strategy", None)  # None without a strategy
+    if strategy is None or synchronization != tf.VariableSynchronization.ON_READ:
         variable.assign(value)
         return
-    strategy = variable.distribute_strategy
     replicas = strategy.num_replicas_in_sync
     part = (value // replicas if value.dtype.kind in "iu" else value / replicas).astype(value.dtype)
     for index, local in enumerate(strategy.experimental_local_results(variable)):

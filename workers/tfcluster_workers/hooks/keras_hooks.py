@@ -167,14 +167,13 @@ def watch_fit(module: ModuleType) -> None:
         _fitting.batch_size = _global_batch(signature, self, args, kwargs)
         doubts.fit_begins()
         try:
-            with step_clocks.never_saved(), fit_position.of_fit():
+            with step_clocks.never_saved(), fit_position.of_fit(), stop_saves.end_of_fit():
                 result = stock(self, *args, **kwargs)
         except BaseException as error:
             doubts.fit_ends(error)
             raise
         finally:
             _fitting.batch_size = before
-            stop_saves.fit_ends()
         doubts.fit_ends(None)
         return result
 

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import atexit
 import concurrent.futures
+import contextlib
 import os
 import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Callable
 
 from tfcluster_workers import reporting
-from tfcluster_workers.hooks import one_writer
+from tfcluster_workers.hooks import fit_position, one_writer
 
 PREEMPTED = 42
 """The exit code of a task that has saved because it was told to stop."""
@@ -39,6 +40,7 @@ class _Stop:
     def __init__(self, strategy: Any) -> None:
         self._told = threading.Event()
         self._back_up: Callable[[], None] | None = None
+        self._fit: fit_position.Position | None = None
         self._is_leaving = False
         self._has_peers = one_writer.has_peers(strategy)
         self._peers: list[str] = []
@@ -51,6 +53,7 @@ class _Stop:
             making = other_thread.submit(_handler, resolver, self._is_told, self._save)
             self._handler = making.result()
         atexit.register(self._handler.__del__)  # ends its threads; they refer to it
+        os.register_at_fork(after_in_child=self._release)  # `Process.terminate` ends a child
 
     def _announce(self, resolver: Any) -> None:
         from tensorflow.python.eager import context
@@ -66,28 +69,42 @@ class _Stop:
         context.context().set_config_key_value(f"{_KEY}/{own}", "1")
 
     def begin(self, back_up: Callable[[], None]) -> None:
-        """Watch for SIGTERM while `fit` runs, with the function that makes a backup."""
-        self._back_up = back_up
-        signal.signal(signal.SIGTERM, lambda *_: self._told.set())
+        """Watch for SIGTERM while this `fit` runs, with the function that makes a backup."""
+        self._fit, self._back_up = fit_position.current(), back_up
+        signal.signal(signal.SIGTERM, self._hear)
         reporting.saves_on_sigterm()
 
+    def is_watching(self) -> bool:
+        """Return whether a `fit` is watched: others may run in its callbacks, or in threads."""
+        return self._back_up is not None
+
     def end(self) -> None:
-        """Note that `fit` has ended. With peers, SIGTERM is kept for the next `fit`.
+        """Note that a `fit` has ended. With peers, SIGTERM is kept for the next `fit`.
 
         TensorFlow ignores SIGTERM there, so nothing else changes.
         """
-        if self._back_up is None:
+        if not self._is_own_fit():
             return
-        self._back_up = None
+        self._fit = self._back_up = None
         if not self._has_peers:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            self._release()
         if not self._is_leaving:
             reporting.saves_on_sigterm(is_over=True)
 
     def step_done(self) -> None:
         """Save and exit if this is the step that was agreed on. Cheap enough for every step."""
-        if self._back_up is not None:
+        if self._is_own_fit():
             self._handler.save_checkpoint_if_preempted()
+
+    def _is_own_fit(self) -> bool:
+        return self._fit is not None and self._fit is fit_position.current()
+
+    def _hear(self, *_: Any) -> None:
+        self._told.set()
+
+    def _release(self) -> None:
+        if signal.getsignal(signal.SIGTERM) == self._hear:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def _is_told(self) -> bool:
         """Return whether SIGTERM has come, and all peers can save: the handler waits for them."""
@@ -158,7 +175,8 @@ def fit_begins(model: Any, callbacks: Iterable[Any]) -> None:
     """Watch for SIGTERM if one of the callbacks of `fit` is BackupAndRestore."""
     global _stop
     backup = next((each for each in callbacks if _is_backup(each)), None)
-    if backup is None or _scripts_own or not _is_possible(model):
+    is_inner = _stop is not None and _stop.is_watching()
+    if backup is None or is_inner or _scripts_own or not _is_possible(model):
         return
     try:
         if _stop is None:
@@ -174,10 +192,14 @@ def step_done() -> None:
         _stop.step_done()
 
 
-def fit_ends() -> None:
-    """Note that `fit` has ended."""
-    if _stop is not None:
-        _stop.end()
+@contextlib.contextmanager
+def end_of_fit() -> Iterator[None]:
+    """Note at the end of the context that its `fit` has ended."""
+    try:
+        yield
+    finally:
+        if _stop is not None:
+            _stop.end()
 
 
 def _is_backup(callback: Any) -> bool:
@@ -189,7 +211,7 @@ def _is_possible(model: Any) -> bool:
     is_tensorflow = hasattr(model, "distribute_strategy")  # not for another backend of Keras 3
     if threading.current_thread() is not threading.main_thread() or not is_tensorflow:
         return False
-    if signal.getsignal(signal.SIGTERM) != signal.SIG_DFL and _stop is None:
+    if signal.getsignal(signal.SIGTERM) not in (signal.SIG_DFL, getattr(_stop, "_hear", None)):
         return False  # the script's own handler
     strategy = model.distribute_strategy
     resolver = getattr(strategy, "cluster_resolver", None)

@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import Any
 
 from tfcluster_workers import reporting
-from tfcluster_workers.hooks import fit_position, keras_hooks, one_writer
+from tfcluster_workers.hooks import fit_position, keras_hooks, one_writer, save_hooks
 from tfcluster_workers.hooks.one_writer import Method
 from tfcluster_workers.keras3 import release
 from tfcluster_workers.keras3.patches import require_function
@@ -118,7 +118,9 @@ def _open(path: str, mode: str = "r") -> Any:
 
 def _back_up_alone(strategy: Any, stock: Method, self: Any, *args: Any, **kwargs: Any) -> Any:
     result = _save_position(strategy, stock, self, *args, **kwargs)
-    reporting.saved(os.path.abspath(self.backup_dir), step=keras_hooks.steps_done(self.model))
+    reporting.saved(
+        save_hooks.absolute_path(str(self.backup_dir)), step=keras_hooks.steps_done(self.model)
+    )
     return result
 
 
