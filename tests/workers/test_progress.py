@@ -17,7 +17,7 @@ import numpy
 import pytest
 
 from tfcluster_workers import context, event_channel, reporting
-from tfcluster_workers.hooks import import_hooks, keras_hooks
+from tfcluster_workers.hooks import fit_position, import_hooks, keras_hooks, stop_saves
 
 
 class Clock:
@@ -447,3 +447,13 @@ def test_the_batch_size_of_arrays_is_keras_default_and_a_generators_unknown() ->
     assert keras_hooks.global_batch_size(array, requested=None) == 32
     assert keras_hooks.global_batch_size(array, requested=64) == 64
     assert keras_hooks.global_batch_size((n for n in range(3)), requested=None) is None
+
+
+def test_training_does_not_stop_between_the_last_batch_of_an_epoch_and_its_validation(
+    readings: list[reporting.Reading], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = list[int]()
+    monkeypatch.setattr(stop_saves, "step_done", lambda: steps.append(readings[-1].step))
+    with fit_position.of_fit():
+        fit(done=0, params={"epochs": 2, "steps": 3}, epochs=range(2), batches=range(3))
+    assert steps == [1, 2, 4, 5]

@@ -286,7 +286,8 @@ class FitReporter:
             self._poll_servers()
         else:
             reporting.step_done(self._reading(logs, divisor=self._divisor()))
-            if fit_position.current() is not None:
+            # Never after the last batch: a resume would leave out the epoch's validation and end.
+            if fit_position.current() is not None and batch + 1 != self._steps_per_epoch:
                 stop_saves.step_done()
 
     def step_of(self, batch: int) -> int:
