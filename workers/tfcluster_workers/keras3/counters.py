@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tfcluster_workers.keras3 import scheduling
 from tfcluster_workers.keras3.patches import Patches, defining_class
 
 _ADDENDS = "_tfcluster_addends"
@@ -24,7 +25,8 @@ def add_to(patches: Patches, keras: Any) -> None:
     @patches.replaces(owner, "__add__")
     def __add__(original: Any, self: Any, other: Any) -> Any:
         total = original(self, other)
-        if _is_held_by_servers(self) and not in_stateless_scope():
+        strategy = getattr(getattr(self, "_value", None), "_distribute_strategy", None)
+        if scheduling.has_coordinator(strategy) and not in_stateless_scope():
             setattr(total, _ADDENDS, (self, other))
         return total
 
@@ -39,9 +41,3 @@ def add_to(patches: Patches, keras: Any) -> None:
             return original(self, value)
         held.assign_add(tf.broadcast_to(convert_to_tensor(addend, held.dtype), held.shape))
         return value
-
-
-def _is_held_by_servers(variable: Any) -> bool:
-    """Return whether the variable was made under a strategy with a ClusterCoordinator."""
-    strategy = getattr(getattr(variable, "_value", None), "_distribute_strategy", None)
-    return bool(getattr(strategy, "_should_use_with_coordinator", False))
