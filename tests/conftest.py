@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from .forked import ForkServer
+from .forked import DROPPED, ForkServer
 from .scheduling import OneByOne, is_extended, place
 
 # No deadline: the time of an example depends on how busy the machine is.
@@ -21,7 +21,8 @@ settings.load_profile("any machine")
 
 # The developer's own defaults would change the specs of tests, and their folder would get the runs.
 os.environ["TFCLUSTER_CONFIG"] = os.devnull
-os.environ.pop("TFCLUSTER_HOME", None)
+for _name in set(DROPPED) - {"CI"}:  # xdist's workers, which inherit the rest, read it too
+    os.environ.pop(_name, None)
 
 IS_CI = os.environ.get("CI") == "true"
 

@@ -23,7 +23,15 @@ from typing import Any
 
 COMMAND = str(Path(sys.executable).with_name("tfcluster"))
 SERVER = Path(__file__).with_name("fork_server.py")
-DROPPED = ("CI", "NO_COLOR", "COLUMNS", "CONDA_PREFIX", "PYTHONPATH", "TF_CONFIG")
+DROPPED = (
+    "CI",
+    "COLUMNS",
+    "CONDA_PREFIX",
+    "NO_COLOR",
+    "PYTHONPATH",
+    "TFCLUSTER_HOME",
+    "TF_CONFIG",
+)
 """Variables of the developer's environment that would change the results of tests."""
 
 
