@@ -9,8 +9,8 @@ makes and reaches the nodes (`tfcluster.backends.base`), is imported at the star
 from __future__ import annotations
 
 import functools
-from collections import Counter
-from collections.abc import Iterable, Mapping, MutableMapping
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from types import MappingProxyType
@@ -127,17 +127,21 @@ class BackendKind:
     """The module that submits runs as jobs of a scheduler (`backends.jobs.Jobs`)."""
 
     def place(self, task: str, number: int, host: str, runtime: Any) -> tuple[str, str]:
-        """Return the node and the host name of a task (``worker-1``), the `number`-th of its group.
+        """Return the node and the host name of a task (``worker-1``).
 
-        `host`: the host of its address in the spec, loopback if it has none. A host name that is
-        known only once the nodes are allocated is empty. `runtime`: the spec's
-        `spec.sections.Runtime`.
+        `number`: that of its node in the group, from `deal`. `host`: the host of its address in
+        the spec, loopback if it has none. A host name that is known only once the nodes are
+        allocated is empty. `runtime`: the spec's `spec.sections.Runtime`.
         """
         return host, host
 
     def group(self, job: str, runtime: Any) -> str:
         """Return the name of the group of tasks that share nodes with those of `job`, or ""."""
         return ""
+
+    def deal(self, tasks: Mapping[str, int], runtime: Any) -> Mapping[str, Iterable[int]]:
+        """Return the number of the node of each task of a group, which has `tasks` of each job."""
+        return deal(tasks, [1] * sum(tasks.values()))
 
     def find_mistakes(self, spec: Any) -> Iterable[Any]:
         """Return what this backend refuses in a `spec.model.ClusterSpec`, as `spec.fields.Mistake`.
@@ -233,16 +237,51 @@ def import_object(place: str) -> Any:
 
 
 class Numbers:
-    """Numbers the tasks of a spec from 0 in each `BackendKind.group`."""
+    """The numbers of the nodes of a spec's tasks, from 0 in each `BackendKind.group`.
 
-    def __init__(self) -> None:
-        self._used = Counter[str]()
+    `tasks`: the number of tasks of each job.
+    """
 
-    def next(self, kind: BackendKind, job: str, runtime: Any) -> int:
-        """Return the number of the next task, one of `job`."""
-        group = kind.group(job, runtime)
-        self._used[group] += 1
-        return self._used[group] - 1
+    def __init__(self, tasks: Mapping[str, int], runtime: Any) -> None:
+        self._tasks, self._runtime = tasks, runtime
+        self._dealt: dict[str, Iterator[int]] = {}
+
+    def next(self, kind: BackendKind, job: str) -> int:
+        """Return the number of the node of the next task of `job`."""
+        if job not in self._dealt:
+            group = kind.group(job, self._runtime)
+            sharing = {
+                each: number
+                for each, number in self._tasks.items()
+                if kind.group(each, self._runtime) == group
+            }
+            dealt = kind.deal(sharing, self._runtime)
+            self._dealt |= {each: iter(numbers) for each, numbers in dealt.items()}
+        return next(self._dealt[job])
+
+
+def deal(tasks: Mapping[str, int], rooms: Sequence[int]) -> dict[str, list[int]]:
+    """Return the number of the node of each task of each job, spread over all nodes.
+
+    `rooms`: the number of tasks on each node. The tasks of a job are in the order of the nodes, so
+    that few neighbours in a ring are on different ones.
+    """
+    free, dealt = [*rooms], dict[str, list[int]]()
+    turns = itertools.cycle(range(len(free)))
+    for job, number in tasks.items():
+        dealt[job] = []
+        while len(dealt[job]) < number:
+            node = next(turns)
+            if free[node]:
+                free[node] -= 1
+                dealt[job].append(node)
+        dealt[job].sort()
+    return dealt
+
+
+def share_evenly(number: int, nodes: int) -> list[int]:
+    """Return how many of `number` tasks each of `nodes` gets."""
+    return [number // nodes + (node < number % nodes) for node in range(nodes)]
 
 
 def adopt(runtime: Any, tasks: Mapping[str, int], environ: Mapping[str, str]) -> Any:

@@ -34,10 +34,10 @@ from tfcluster.plans.plan import Plan, TaskId
 from tfcluster.plans.script_analysis import Notebook
 from tfcluster.rundir import registry
 from tfcluster.rundir.paths import RunPaths
-from tfcluster.spec import JOBS, NOTEBOOK, UNCHANGED, PlanOptions
+from tfcluster.spec import NOTEBOOK, UNCHANGED, PlanOptions
 from tfcluster.spec import load as spec_load
 from tfcluster.spec.allocation import Allocation
-from tfcluster.spec.cluster import count
+from tfcluster.spec.cluster import task_counts
 from tfcluster.spec.fields import Mistake
 from tfcluster.spec.job import Job
 from tfcluster.spec.load import LoadedSpec
@@ -209,8 +209,7 @@ def _in_allocation(loaded: LoadedSpec, environ: Mapping[str, str]) -> LoadedSpec
     spec = loaded.spec
     if spec.hosts:
         return loaded
-    tasks = {str(job): number for job in JOBS if (number := count(spec.cluster, job))}
-    runtime = kinds.adopt(spec.runtime, tasks, environ)
+    runtime = kinds.adopt(spec.runtime, task_counts(spec.cluster), environ)
     if runtime is spec.runtime:
         return loaded
     return replace(loaded, spec=spec.model_copy(update={"runtime": runtime}))

@@ -18,7 +18,7 @@ from tfcluster.plans.job_facts import find_data_dir
 from tfcluster.plans.plan import Container, Gpus, Plan, TaskId
 from tfcluster.plans.resources import Share
 from tfcluster.spec import JOBS
-from tfcluster.spec.cluster import is_loopback
+from tfcluster.spec.cluster import is_loopback, task_counts
 from tfcluster.spec.sections import DEFAULT_IMAGE
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def place_tasks(spec: ClusterSpec, local_addresses: Collection[str]) -> tuple[Pl
     port of a listed address in a container, too, which has all ports to itself.
     """
     backend, placed_tasks = spec.runtime.backend, list[PlacedTask]()
-    numbers = kinds.Numbers()
+    numbers = kinds.Numbers(task_counts(spec.cluster), spec.runtime)
     for job in JOBS:
         listed = spec.cluster.get(job, 0)
         for index, entry in enumerate([None] * listed if isinstance(listed, int) else listed):
@@ -48,7 +48,7 @@ def place_tasks(spec: ClusterSpec, local_addresses: Collection[str]) -> tuple[Pl
             host = "127.0.0.1" if entry is None else entry.host
             name = kinds.resolve(backend, is_local=is_local(host, local_addresses))
             kind = kinds.get(name)
-            number = numbers.next(kind, job, spec.runtime)
+            number = numbers.next(kind, job)
             node, host = kind.place(task.file_name, number, host, spec.runtime)
             placed = PlacedTask(task, host, 0, node, name)
             if entry is not None:

@@ -5,11 +5,14 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tfcluster import kinds
 from tfcluster.errors import SpecError, join_first
 from tfcluster.kinds import AUTO
 from tfcluster.spec import COMPANIONS, JOBS, JobName
@@ -71,9 +74,9 @@ def takes_allocation(value: Any) -> bool:
 def place(value: Mapping[str, Any], given: Allocation) -> tuple[Any, tuple[Override, ...]]:
     """Return the spec's `value` and the overrides that put its tasks where `given` says.
 
-    Roles of the launcher must be those of the spec. Its hosts share the spec's tasks evenly, in
-    the order of `JOBS`, and `COMPANIONS` are on the first; with a process for each task, hosts
-    are filled up to their slots instead. A spec without `cluster` gets the launcher's roles, or a
+    Roles of the launcher must be those of the spec. Its hosts share the spec's tasks of each job
+    evenly, and `COMPANIONS` are on the first; with a process for each task, the slots of the hosts
+    are filled in order. A spec without `cluster` gets the launcher's roles, or a
     worker for each process or host. Raises SpecError.
     """
     written = value.get("cluster") or {}
@@ -101,16 +104,21 @@ def _share_out(
         message = f"the tasks of the spec are {sharing}, fewer than the {len(given.hosts)} hosts"
         fix = f"set cluster.worker to {len(given.hosts)} or more, or use fewer hosts"
         raise SpecError.at(given.variable, message, fix)
-    used = given.hosts[:sharing]
-    places = [host for host in given.hosts for _ in range(given.slots.get(host, 0))]
-    if not has_ranks or len(places) < sharing:
-        places = [used[number * len(used) // sharing] for number in range(sharing)]
-    shared = iter(places)
-    placed = dict.fromkeys(used, 0)
+    slots = [given.slots.get(host, 0) for host in given.hosts]
+    if has_ranks and sum(slots) >= sharing:
+        before = itertools.accumulate(slots, initial=0)
+        rooms = [
+            max(0, min(number, sharing - filled))
+            for number, filled in zip(slots, before, strict=False)
+        ]
+    else:
+        rooms = kinds.share_evenly(sharing, len(given.hosts))
+    riding = {} if has_ranks else {job: [0] * counts[job] for job in COMPANIONS}
+    dealt = kinds.deal({job: counts[job] for job in JOBS if job not in riding}, rooms) | riding
+    placed = Counter[str]()
     jobs: dict[str, list[str]] = {}
     for job in JOBS:
-        for _ in range(counts[job]):
-            host = used[0] if job in COMPANIONS and not has_ranks else next(shared)
+        for host in [given.hosts[number] for number in dealt[job]]:
             port = 0 if first_port is None else first_port + placed[host]
             placed[host] += 1
             jobs.setdefault(job, []).append(f"{host}:{port}")

@@ -265,6 +265,11 @@ def count(cluster: Jobs, job: JobName) -> int:
     return tasks if isinstance(tasks, int) else len(tasks)
 
 
+def task_counts(cluster: Jobs) -> dict[str, int]:
+    """Return the number of tasks of each job that has any, in the order of `JOBS`."""
+    return {job: number for job in JOBS if (number := count(cluster, job))}
+
+
 def task_names(cluster: Jobs) -> list[str]:
     """Return the names of all tasks, such as ``worker:0``, in the order of `JOBS`."""
     return [f"{job}:{index}" for job in JOBS for index in range(count(cluster, job))]

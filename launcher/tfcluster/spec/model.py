@@ -22,7 +22,7 @@ from tfcluster.spec import (
     published_schema,
     shorten,
 )
-from tfcluster.spec.cluster import Cluster, count, iter_entries, parse, task_names
+from tfcluster.spec.cluster import Cluster, count, iter_entries, parse, task_counts, task_names
 from tfcluster.spec.fields import Mistake, RulesBroken, Section, documented, matching, required
 from tfcluster.spec.job import Job
 from tfcluster.spec.sections import (
@@ -143,9 +143,9 @@ class ClusterSpec(Section):
         backend = self.runtime.backend
         if backend == AUTO or not (kind := kinds.get(backend)).capabilities.makes_nodes:
             return ()
-        numbers, nodes = kinds.Numbers(), list[str]()
+        numbers, nodes = kinds.Numbers(task_counts(self.cluster), self.runtime), list[str]()
         for task in task_names(self.cluster):
-            number = numbers.next(kind, task.partition(":")[0], self.runtime)
+            number = numbers.next(kind, task.partition(":")[0])
             nodes.append(kind.place(file_name_of(task), number, "127.0.0.1", self.runtime)[0])
         return tuple(dict.fromkeys(nodes))
 

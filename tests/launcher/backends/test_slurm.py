@@ -257,6 +257,38 @@ def test_no_gpu_is_requested_for_the_data_service(tmp_path: Path) -> None:
     assert gpus == ["--gpus-per-node=4", "--gpus-per-node=0"]
 
 
+@pytest.mark.parametrize(
+    ("cluster", "slurm", "nodes"),
+    [
+        ({"worker": 2, "data_worker": 1, "data_dispatcher": 1}, {"nodes": 2}, [0, 1, 0, 0]),
+        ({"chief": 1, "worker": 3, "ps": 2}, {"nodes": 2}, [0, 0, 1, 1, 0, 1]),
+        ({"worker": 4, "data_worker": 1, "data_dispatcher": 1}, {"nodes": 4}, [0, 1, 2, 3, 0, 0]),
+        ({"chief": 1, "worker": 4, "ps": 1}, {"tasks_per_node": 4}, [0, 0, 0, 1, 1, 0]),
+        ({"worker": 8}, {"tasks_per_node": 4}, [0, 0, 0, 0, 1, 1, 1, 1]),
+        ({"worker": 5}, {"nodes": 4}, [0, 0, 1, 2, 3]),
+        ({"worker": 2}, {"nodes": 4}, [0, 1]),
+    ],
+)
+@pytest.mark.parametrize("is_allocated", [False, True])
+def test_each_role_is_spread_over_all_nodes_of_its_job(
+    cluster: dict[str, int],
+    slurm: dict[str, int],
+    nodes: list[int],
+    is_allocated: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in IN_JOB:
+        monkeypatch.delenv(name, raising=False)
+    if is_allocated and "nodes" in slurm:
+        for name, value in {**IN_JOB, "SLURM_JOB_NUM_NODES": str(slurm["nodes"])}.items():
+            monkeypatch.setenv(name, value)
+        slurm = {}
+    runtime = {"backend": "slurm", "slurm": slurm}
+    plan = planning.plan({**ROLES, "cluster": cluster, "runtime": runtime}).plan
+    assert [task.node for task in plan.tasks] == [f"node-{number}" for number in nodes]
+    assert "no effect" not in " ".join(plan.notes)
+
+
 def test_nodes_of_the_whole_job_are_refused_beside_roles() -> None:
     value = {**ROLES, "runtime": {**ROLES["runtime"], "slurm": {"nodes": 4}}}
     with pytest.raises(SpecError, match="nodes counts those of the whole job"):

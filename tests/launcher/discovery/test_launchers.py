@@ -186,6 +186,26 @@ def test_tf_config_and_platforms_with_roles_give_the_cluster_and_the_own_task(jo
             },
             ["data_worker:0"],
         ),
+        (
+            SAGEMAKER,
+            {"worker": 2, "data_worker": 1, "data_dispatcher": 1},
+            {
+                "worker": ["algo-1:2222", "algo-2:2222"],
+                "data_worker": ["algo-1:2223"],
+                "data_dispatcher": ["algo-1:2224"],
+            },
+            ["worker:1"],
+        ),
+        (
+            FLUX,
+            {"worker": 2, "data_worker": 1, "data_dispatcher": 1},
+            {
+                "worker": ["gpu1:2222", "gpu2:2222"],
+                "data_worker": ["gpu1:2223"],
+                "data_dispatcher": ["gpu2:2223"],
+            },
+            ["data_dispatcher:0"],
+        ),
         (AZURE, None, {"worker": ["198.51.100.7:2222", "198.51.100.8:2222"]}, ["worker:1"]),
         (OPEN_MPI, None, {"worker": ["127.0.0.1:2222", "127.0.0.1:2223"]}, ["worker:1"]),
         (

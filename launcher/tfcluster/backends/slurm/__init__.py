@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, MutableMapping
 from typing import TYPE_CHECKING
 
+from tfcluster import kinds
 from tfcluster.kinds import BackendKind, Capabilities
 from tfcluster.spec import COMPANIONS, file_name_of
 
@@ -25,7 +26,6 @@ COMPONENTS = "SLURM_HET_SIZE"
 OF_CLUSTER = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_CLUSTER_NAME")
 """Variables that say which cluster is meant, and nothing about a job."""
 _OF_JOB = re.compile(r"(SLURM|SRUN|SLURMD|PMI|PMIX|PMI2)_")
-_COMPANIONS = tuple(map(file_name_of, COMPANIONS))
 _USED_INSIDE = {"tasks_per_node"}
 """The fields of ``runtime.slurm`` that count inside an allocation, too."""
 _COUNTS = ("SLURM_JOB_NUM_NODES", "SLURM_NNODES")
@@ -47,17 +47,24 @@ class SlurmKind(BackendKind):
     why_no_addresses = "Slurm chooses the nodes"
 
     def place(self, task: str, number: int, host: str, runtime: Runtime) -> tuple[str, str]:
-        """Return the task's node; a companion without own nodes rides with the first task."""
-        job = task.rpartition("-")[0]
-        group, settings = self.group(job, runtime), runtime.of_role(job).slurm
-        if task.startswith(_COMPANIONS) and not group:
-            number = 0
-        node = f"node-{number // (settings.tasks_per_node or 1)}"
-        return f"{group}-{node}" if group else node, ""
+        group = self.group(task.rpartition("-")[0], runtime)
+        return f"{group}-node-{number}" if group else f"node-{number}", ""
 
     def group(self, job: str, runtime: Runtime) -> str:
         """Return the role, if its nodes are a component of their own of a heterogeneous job."""
         return file_name_of(job) if runtime.has_own("slurm", job) else ""
+
+    def deal(self, tasks: Mapping[str, int], runtime: Runtime) -> dict[str, list[int]]:
+        """Spread each job over all nodes; a companion rides with the first task."""
+        settings = runtime.of_role(next(iter(tasks))).slurm
+        sharing = {job: number for job, number in tasks.items() if job not in COMPANIONS}
+        total, each = sum(sharing.values()), settings.tasks_per_node or 1
+        if settings.tasks_per_node is None and settings.nodes is not None:
+            rooms = kinds.share_evenly(total, settings.nodes)
+        else:
+            rooms = [min(each, total - before) for before in range(0, total, each)]
+        riding = {job: [0] * number for job, number in tasks.items() if job in COMPANIONS}
+        return kinds.deal(sharing, rooms) | riding
 
     def find_mistakes(self, spec: ClusterSpec) -> Iterator[Mistake]:
         from tfcluster.spec.fields import Mistake  # imports pydantic
@@ -93,18 +100,17 @@ class SlurmKind(BackendKind):
     def adopt(
         self, runtime: Runtime, tasks: Mapping[str, int], environ: Mapping[str, str]
     ) -> Runtime:
-        """Share the tasks out evenly where the number of nodes is known, but of them is not."""
+        """Use the roles and the number of nodes of the job, if this process is in one."""
         if len({self.group(job, runtime) for job in tasks}) > 1:
             if JOB not in environ or environ.get(COMPONENTS, "1") != "1":
                 return runtime  # each role has as many nodes as its tasks need
             runtime = runtime.without_roles("slurm")
-        settings = runtime.of_role(next(iter(tasks))).slurm
         listed = [environ[name] for name in _COUNTS if environ.get(name, "").isdecimal()]
-        nodes = int(listed[0]) if JOB in environ and listed else settings.nodes
-        if nodes is not None and settings.tasks_per_node is None:
-            sharing = sum(number for job, number in tasks.items() if job not in COMPANIONS)
-            even = {"tasks_per_node": max(1, -(-sharing // nodes))}
-            runtime = runtime.model_copy(update={"slurm": runtime.slurm.model_copy(update=even)})
+        if JOB in environ and listed:
+            slurm, written = runtime.slurm, runtime.slurm.model_fields_set
+            values = {**dict(slurm), "nodes": int(listed[0])}
+            adopted = type(slurm).model_construct(_fields_set=written, **values)
+            runtime = runtime.model_copy(update={"slurm": adopted})
         return runtime
 
 
