@@ -17,7 +17,7 @@ from tfcluster.plans.placement import hosts_of
 from tfcluster.plans.plan import EnvVar
 from tfcluster.plans.resources import EVEN_SHARE, GIVEN_GPUS, Share, gpu_env, thread_env
 from tfcluster.plans.secrets import WEBHOOK_VARIABLE, is_secret
-from tfcluster.plans.tf_config import SOURCE
+from tfcluster.plans.tf_config import LIBRARY_VARIABLES, SOURCE
 from tfcluster.spec import TUNER_VARIABLES
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 UNSET: Final = (
     "TF_CONFIG",
+    *LIBRARY_VARIABLES,
     *TUNER_VARIABLES,
     "TFCLUSTER_RESTORED_STEP",
     "TFCLUSTER_EVENTS_FD",

@@ -26,6 +26,13 @@ FOLDER: Final = "TFCLUSTER_TUNER_DIR"
 _WITH_PORTS: Final = (
     *("KERAS_DISTRIBUTION_JOB_ADDRESSES", "JAX_COORDINATOR_ADDRESS", "MASTER_PORT", "DTENSOR_JOBS"),
 )
+LIBRARY_VARIABLES: Final = (
+    *(f"KERAS_DISTRIBUTION_{name}" for name in ("JOB_ADDRESSES", "NUM_PROCESSES", "PROCESS_ID")),
+    *(f"JAX_{name}" for name in ("COORDINATOR_ADDRESS", "NUM_PROCESSES", "PROCESS_ID")),
+    *("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    *(f"DTENSOR_{name}" for name in ("CLIENT_ID", "NUM_CLIENTS", "JOB_NAME", "JOBS")),
+)
+"""The variables of `_library_environment`; other tasks do not inherit them either."""
 DATA_SERVICE: Final = "TFCLUSTER_DATA_SERVICE"
 """The address of the tf.data service's dispatcher, for all tasks: ``grpc://host:port``."""
 DATA_ADDRESS: Final = "TFCLUSTER_DATA_ADDRESS"
@@ -255,14 +262,15 @@ def _library_environment(attempt: Attempt, task: TaskId) -> dict[str, str]:
         return values
     host, _, port = coordinator.rpartition(":")
     beside = [each for each in ids if attempt.plan.task(each).node == attempt.plan.task(task).node]
-    # A task sees its own GPUs only, from 0 on: for torch each is alone on its machine.
-    beside = beside if attempt.plan.resources.gpus == "all" else [task]
+    # Scripts take LOCAL_RANK for the index of a GPU. A task that sees only its own GPUs, from 0
+    # on, gets what `torchrun --virtual-local-rank` sets for it.
+    local_rank = beside.index(task) if attempt.plan.resources.gpus == "all" else 0
     return values | {
         "MASTER_ADDR": host.strip("[]"),
         "MASTER_PORT": port,
         "RANK": index,
         "WORLD_SIZE": number,
-        "LOCAL_RANK": str(beside.index(task)),
+        "LOCAL_RANK": str(local_rank),
         "LOCAL_WORLD_SIZE": str(len(beside)),
     }
 

@@ -17,6 +17,7 @@ from tfcluster.plans.plan import EnvVar, Interpreter, Plan, TaskId
 from tfcluster.plans.preloading import preload_on
 from tfcluster.plans.resources import EVEN_SHARE
 from tfcluster.plans.script_analysis import Code
+from tfcluster.plans.tf_config import LIBRARY_VARIABLES
 from tfcluster.spec.model import ClusterSpec
 
 Planner = Callable[..., Plan]
@@ -191,6 +192,9 @@ def test_the_last_layer_of_the_environment_takes_precedence(plan_of: Planner) ->
 def test_variables_of_another_cluster_are_not_inherited(plan_of: Planner) -> None:
     unset = plan_of().tasks[0].command.unset
     assert {"TF_CONFIG", "KERASTUNER_TUNER_ID", "TFCLUSTER_RESTORED_STEP"} <= set(unset)
+    assert {*LIBRARY_VARIABLES} <= set(unset)
+    own = plan_of({"job": {"script": "train.py", "env": {"RANK": "7"}}})
+    assert env(own)["RANK"] == "7"
 
 
 def test_cores_and_thread_pools_are_divided(plan_of: Planner) -> None:

@@ -101,7 +101,7 @@ def test_each_library_gets_its_own_variables_with_dense_indexes() -> None:
     jax = {"JAX_COORDINATOR_ADDRESS": chief, "JAX_NUM_PROCESSES": "3", "JAX_PROCESS_ID": "2"}
     assert of("jax") == keras | jax
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "2225", "RANK": "2", "WORLD_SIZE": "3"}
-    assert of("torch") == keras | address | {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    assert of("torch") == keras | address | {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "3"}
     seen = {"LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "3"}
     assert of("torch", resources=Resources(gpus="all")) == keras | address | seen
     assert of("dtensor", "chief:0") == {
