@@ -65,7 +65,8 @@ class Goodput:
     restarts: int = 0
     """The restarts that interrupted the steps: of the gang, or of the whole job."""
     lost_steps: int = 0
-    """The steps that had to be done again after restarts, counted once for each restart."""
+    """The steps that restarts cost: those of the interrupted attempts after the checkpoint from
+    which the next attempt started."""
 
     @property
     def seconds(self) -> dict[str, float]:
@@ -109,8 +110,8 @@ class Goodput:
             self._count(self.since + known * max(0.0, now - self.since), Part.REPEATED)
             self._count(now, Part.STEPS)
         elif self.doing in (Part.START, Part.RESTORE, Part.STALLED):
-            if self.doing == Part.RESTORE and self.done_before is not None:
-                self.lost_steps += max(0, self.done_before - (step - per_call))
+            if self.doing == Part.RESTORE and self.step is not None:
+                self.lost_steps += max(0, self.step - (step - per_call))
             self._count(now)
             self.doing, self.task = Part.STEPS, task
         else:

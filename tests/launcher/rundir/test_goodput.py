@@ -104,6 +104,7 @@ def test_an_attempt_that_fails_sooner_hides_none_of_the_steps_done_before(paths:
         (109.0, step(40, 4)),
     )
     assert goodput.restarts == 2, "attempt 3 took no step that a restart could interrupt"
+    assert goodput.lost_steps == 31 + 11, "attempt 2 did steps 1 to 11 only"
     assert goodput.seconds == {
         "start": 10.0, "steps": 39.0, "restart": 4.0 + 5.0, "restore": 6.0 + 5.0, "repeated": 40.0,
     }  # fmt: skip
