@@ -71,8 +71,8 @@ class Needs:
     gpu_indexes: Mapping[str, int] = field(default_factory=dict)
     """Node → the highest GPU index that the spec assigns to its tasks."""
     without_training: Collection[str] = ()
-    """Nodes without a task that trains: those of an evaluator or the tf.data service. Their GPUs
-    may differ from those of the others."""
+    """Nodes without a task that trains: those of an evaluator or the tf.data service, which may
+    have other images and GPUs than the gang."""
     script_sha256: str | None = None
     """SHA-256 of the job's script on this machine."""
     writes: str | None = None
@@ -127,7 +127,9 @@ def judge(
             *_check_registered_gpus(answer, needs),
             *_check_clock(answer),
         ]
-    findings += _compare_nodes(answers, needs) if needs.gang else ()
+    if needs.gang:
+        gang = [answer for answer in answers if answer.node not in needs.without_training]
+        findings += _compare_nodes(gang, needs)
     return tuple(sorted(findings, key=lambda finding: not finding.is_fatal))
 
 
@@ -242,8 +244,7 @@ def _compare_nodes(answers: Sequence[ProbeAnswer], needs: Needs) -> Iterator[Fin
         versions = {a.node: a.packages.get(package, "none") for a in equipped}
         yield from _find_outliers(row, versions, is_fatal=row not in _MAY_DIFFER)
     yield from _find_outliers("Python", {a.node: a.python.rpartition(".")[0] for a in answers})
-    training = [a for a in answers if a.node not in needs.without_training]
-    gpus = {a.node: format_gpus(a.gpus) for a in training if not a.gpu_trouble}
+    gpus = {a.node: format_gpus(a.gpus) for a in answers if not a.gpu_trouble}
     yield from _find_outliers("GPUs", gpus)
 
 

@@ -96,12 +96,13 @@ def test_nodes_without_a_gang_may_have_different_packages_and_gpus() -> None:
     assert found(A, other, tensorflow=False, gang=False) == []
 
 
-def test_nodes_of_the_data_service_need_no_gpu_although_workers_have_some() -> None:
+def test_nodes_without_a_worker_may_have_other_gpus_and_versions_than_the_workers() -> None:
     plan = spread(plan_of("worker:0", "worker:1", "data_worker:0", "data_dispatcher:0"))
     needs = rules.needs_of(plan)
     assert needs.without_training == {"data-worker-0", "data-dispatcher-0"}
-    nodes = [replace(A, node=node.name, gpus=()) for node in plan.nodes]
-    nodes[:2] = [replace(node, gpus=("H100",)) for node in nodes[:2]]
+    older = {**VERSIONS, "tensorflow": "2.15.0"}
+    nodes = [replace(A, node=n.name, packages=older, python="3.10.1") for n in plan.nodes]
+    nodes[:2] = [replace(A, node=node.node, gpus=("H100",)) for node in nodes[:2]]
     assert found(*nodes, without_training=needs.without_training) == []
 
 
