@@ -66,8 +66,7 @@ def _needs(run: PodRun) -> Iterator[str]:
     yield f"the Secret {run.name} with the keys {listed}, which `up` makes"
     package = run_objects.package_name(run, 0)
     yield f"the Secret {package} with spec and code, which `up` makes, and more for much code"
-    coordinator = run.settings.coordinator.image
-    for image in dict.fromkeys([*run.plan.images, *([coordinator] if coordinator else [])]):
+    for image in dict.fromkeys([*run.plan.images, run.coordinator_image]):
         yield f"the image {image}, which the nodes can pull or already have"
 
 

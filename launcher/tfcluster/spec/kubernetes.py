@@ -242,7 +242,7 @@ class CoordinatorPod(Section):
 
     image: Text | None = documented(
         None,
-        "Image with `tfcluster[kubernetes]`; null: that of the tasks.",
+        "Image with `tfcluster[kubernetes]`; null: that of all tasks, `image`.",
         "registry.example.com/tfcluster-join:latest",
     )
     service_account: ObjectName | None = documented(

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from tfcluster.agent.containers import exec_server
-from tfcluster.backends.kubernetes import GPU
+from tfcluster.backends.kubernetes import GPU, KIND
 from tfcluster.plans.plan import Plan, TaskId
 from tfcluster.spec.kubernetes import Kubernetes, is_label_value
-from tfcluster.spec.sections import Runtime
+from tfcluster.spec.sections import DEFAULT_IMAGE, Runtime
 
 Object = dict[str, Any]
 
@@ -96,6 +96,11 @@ class PodRun:
         }
         resources = settings.resources.model_copy(update=amounts)
         return settings.model_copy(update={"resources": resources})
+
+    @property
+    def coordinator_image(self) -> str:
+        """The image of the coordinator: by default that of tasks whose role has none of its own."""
+        return self.settings.coordinator.image or KIND.image(self.runtime) or DEFAULT_IMAGE
 
     @property
     def labels(self) -> dict[str, str]:

@@ -174,7 +174,7 @@ def _coordinator_container(
     command = ["python3", *_server_argv(), token, *(("--then", *program) if program else ())]
     state = {JOB_VARIABLE: run.name, "TFCLUSTER_HOME": STATE_FOLDER}
     return {
-        **_served_container(COORDINATOR_CONTAINER, own.image or run.plan.images[0], command),
+        **_served_container(COORDINATOR_CONTAINER, run.coordinator_image, command),
         "env": [*_environment(), *variables(state)],
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "resources": _resources(own.resources),

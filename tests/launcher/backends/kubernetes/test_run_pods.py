@@ -240,3 +240,13 @@ def test_a_role_has_what_its_entry_says_and_else_what_all_have() -> None:
     assert [job for job in told if GIVEN_GPUS in told[job]] == ["chief", "worker"]
     shown = 'image cpu:1, resources {"requests": {"cpu": "2"}}, node_selector {"a": "b"}'
     assert planned.plan.roles == {"ps": shown}
+
+
+def test_the_coordinator_has_the_image_of_the_run_and_not_that_of_a_role() -> None:
+    roles = {"worker": {"kubernetes": {"image": "role:1"}}}
+    sets = ("runtime.image=main:1", f"runtime.roles={json.dumps(roles)}")
+    planned = planning.plan(SPEC, PlanOptions((*sets, "runtime.kubernetes.image=null")))
+    assert planned.plan.images == ("role:1",)
+    template = run_pods.coordinator_template(PodRun("lab-1", planned.plan, planned.spec.runtime))
+    (coordinator,) = template["spec"]["containers"]
+    assert coordinator["image"] == "main:1"
