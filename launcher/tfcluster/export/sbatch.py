@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Final
 
 from tfcluster import __version__
-from tfcluster.backends.jobs import submission_of
+from tfcluster.backends.jobs import Submission, submission_of
 from tfcluster.backends.slurm.batch_script import (
     NEXT_LINE,
+    field_of,
     first_line,
     format_setup,
     named_options,
@@ -26,13 +27,12 @@ BACKEND: Final = "slurm"
 _WHY: Final = {
     "nodes": "as many as the tasks need",
     "ntasks-per-node": "the most tasks on one node; tfcluster starts them, with one srun per node",
-    "gpus-per-node": "runtime.slurm.gpus_per_task for each of them",
     "requeue": "after a preemption or the failure of this node the job is queued again",
     "open-mode": "a requeued job appends to its log",
     "signal": "Slurm announces the end of the job's time; tfcluster then saves and stops",
     "no-kill": "a failed node does not end the job: supervision.min_workers lets the rest go on",
 }
-"""Option → why the script has it; the others are fields of the spec."""
+"""Option → why the script has it, if it is no field of the spec."""
 _BODY: Final = """\
 # Slurm's warning of the end of the job's time may come before up can handle it.
 trap '' USR1
@@ -89,8 +89,14 @@ def _options(subject: Subject) -> Iterator[str]:
         extra = (("extra", option) for option in part.runtime.slurm.extra)
         for name, option in (*named_options(part).items(), *extra):
             if not number or name not in ("signal", "open-mode"):
-                yield f"# {_WHY.get(name) or 'runtime.slurm.' + name.replace('-', '_')}"
+                yield f"# {_explain(part, name)}"
                 yield f"#SBATCH {shlex.quote(option)}"
+
+
+def _explain(part: Submission, name: str) -> str:
+    if name == "gpus-per-node":
+        return f"{field_of(part, 'gpus_per_task')} for each of them"
+    return _WHY.get(name) or field_of(part, name.replace("-", "_"))
 
 
 def _body(path: Path, request: Request, name: str) -> str:

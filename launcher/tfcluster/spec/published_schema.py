@@ -57,7 +57,11 @@ def example_at(path: FieldPath) -> Any:
 
 def keys_at(path: FieldPath) -> set[str]:
     """Return the keys that an object at `path` may have."""
-    return {key for form in _forms_at(path) for key in form.get("properties", ())}
+    return {
+        key
+        for form in _forms_at(path)
+        for key in (*form.get("properties", ()), *form.get("propertyNames", {}).get("enum", ()))
+    }
 
 
 def has_key(path: FieldPath, key: str) -> bool:

@@ -415,10 +415,14 @@ class Runtime(Section):
         roles = {job: role.model_copy(update=left_out) for job, role in self.roles.items()}
         return self.model_copy(update={"roles": roles})
 
-    def has_own(self, section: str, job: str) -> bool:
-        """Return whether the role `job` has settings of its own for the backend `section`."""
+    def has_own(self, section: str, job: str, name: str | None = None) -> bool:
+        """Return whether the role `job` has settings of its own for the backend `section`.
+
+        `name`: only this one counts.
+        """
         own = self._role(job)
-        return own is not None and bool(_values(getattr(own, section)))
+        values = {} if own is None else _values(getattr(own, section))
+        return bool(values) if name is None else name in values
 
     def _role(self, job: str) -> Role | None:
         """Return the entry of `job`, whose name may be that of files and hosts: ``data-worker``."""

@@ -76,6 +76,21 @@ def test_every_option_has_a_line_that_says_why_it_is_there(exported: Exporter) -
     assert reasons["#SBATCH --exclusive"] == "# runtime.slurm.extra"
 
 
+def test_a_reason_names_the_field_of_the_role_that_gave_the_value(exported: Exporter) -> None:
+    roles = {"ps": {"slurm": {"gpus_per_task": 0, "mem": "1g", "extra": ["--x"]}}}
+    cluster = {"chief": 1, "worker": 1, "ps": 1}
+    slurm = {"partition": "gpu", "gpus_per_task": 2}
+    sections = {"cluster": cluster, "runtime": {"slurm": slurm, "roles": roles}}
+    sections |= {"checkpoints": {"dir": "/shared"}}
+    first, second = exported("sbatch", sections).text.split("#SBATCH hetjob\n")
+    own = "# runtime.roles.ps.slurm"
+    assert "# runtime.slurm.gpus_per_task for each of them\n" in first
+    assert f"{own}.gpus_per_task for each of them\n" in second
+    assert f"{own}.mem\n#SBATCH --mem=1g\n" in second
+    assert f"{own}.extra\n#SBATCH --x\n" in second
+    assert "# runtime.slurm.partition\n#SBATCH --partition=gpu\n" in second
+
+
 def test_the_job_starts_up_with_the_same_options(exported: Exporter, tmp_path: Path) -> None:
     sets, args = ("job.env.A=it's",), ("--epochs", "3 4")
     given = PlanOptions(sets, python="/usr/bin/python3", args=args)

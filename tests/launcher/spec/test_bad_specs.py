@@ -63,6 +63,8 @@ MARKED = r"""
     unknown key 'max_restarts' → it belongs to supervision.max_restarts
 {"cluster": {"worker": 1, §"master": 1}, JOB}
     unknown key 'master' in cluster → did you mean "chief"?
+{… "runtime": {"roles": {§"data-worker": {}}}}
+    unknown key 'data-worker' in runtime.roles → did you mean "data_worker"?
 {… "keras": {§"zzz": 1}}
     unknown key 'zzz' in keras → known keys: precision
 {TWO, "job": {"script": "t.py"},⏎§"cluster": {"worker": 2}}

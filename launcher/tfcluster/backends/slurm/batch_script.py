@@ -120,6 +120,13 @@ def section_of(part: Submission) -> str:
     return f"runtime.roles.{role.replace('-', '_')}.slurm" if role else "runtime.slurm"
 
 
+def field_of(part: Submission, name: str) -> str:
+    """Return the field of the spec with the setting `name` of a part of a job."""
+    group = part.components[0].group if part.components else ""
+    has_own = part.runtime.has_own("slurm", group, name)
+    return f"{section_of(part) if has_own else 'runtime.slurm'}.{name}"
+
+
 def sbatch_options(job: Submission, *, is_first: bool = True) -> list[str]:
     """Return the options of sbatch for the nodes of a run, and for the ends it can live with.
 
