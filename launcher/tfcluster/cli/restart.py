@@ -15,6 +15,7 @@ from tfcluster.coordinator.resume import NoCheckpointError, Resume
 from tfcluster.discovery import planning
 from tfcluster.discovery.planning import Planned
 from tfcluster.errors import NodeLostError, SetupError, UsageError
+from tfcluster.plans.command import function_folders
 from tfcluster.rundir import registry
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.spec import LaunchOptions
@@ -49,6 +50,11 @@ def _plan_again(paths: RunPaths) -> Planned:
         raise UsageError(
             f"{paths.run_id} was started by `tfcluster join`, as a part of a cluster",
             fix="start `tfcluster join` again on all machines",
+        )
+    if function_folders(before):
+        raise UsageError(
+            f"{paths.run_id} ran a function, whose code is kept only during its run",
+            fix="call it again from Python: tfcluster.run(function)",
         )
     started_by_hand = [str(task.id) for task in before.elsewhere]
     return planning.plan(paths, meanwhile=preimport).without_tasks(started_by_hand)

@@ -171,7 +171,6 @@ def status(run: str | None, as_json: bool, choice: SchedulerChoice) -> None:
             now=time.time(),
             this_host=gethostname(),
             has_curves=chosen.paths.has_curves(),
-            can_restart=True,
         )
         terminal.out(stdout_text(panel, terminal))
     for sentence in job_watch.silences():
@@ -273,9 +272,7 @@ def show_end(
     if cause := root_cause_panel(state, paths, excerpt(paths.root / log) if log else ()):
         show(cause, terminal)
     size, has_curves = registry.count_bytes(home()), paths.has_curves()
-    panel = closing_panel(
-        *(state, paths), load_hint=hint, home_bytes=size, has_curves=has_curves, can_restart=True
-    )
+    panel = closing_panel(*(state, paths), load_hint=hint, home_bytes=size, has_curves=has_curves)
     show(panel, terminal)
     if with_reason:
         for part in history.format_reason(state):

@@ -28,7 +28,7 @@ from tfcluster.agent.tasks.children import SUFFIX
 from tfcluster.backends.base import class_of
 from tfcluster.errors import NodeLostError, RunFolderError
 from tfcluster.nodes.hub import KILL_S
-from tfcluster.plans.command import FUNCTION_FOLDER
+from tfcluster.plans.command import function_folders
 from tfcluster.plans.plan import NodePlan, Plan
 from tfcluster.rundir import registry
 from tfcluster.rundir.figures import state_json
@@ -256,7 +256,7 @@ def _remove_files(paths: RunPaths, state: RunSnapshot) -> Iterator[Path]:
             path.unlink()
             yield path
     if plan := _plan(paths):
-        for package in filter(lambda name: name.startswith(FUNCTION_FOLDER), plan.include):
+        for package in function_folders(plan):
             with contextlib.suppress(OSError):
                 shutil.rmtree(path := Path(plan.workdir, package))
                 yield path

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from tfcluster.plans.plan import TaskId
+from tfcluster.plans.plan import Plan, TaskId
 
 if TYPE_CHECKING:
     from tfcluster.spec.job import Job, Step, TaskStep
@@ -22,6 +22,11 @@ FUNCTION_FOLDER: Final = ".tfcluster/function-"
 FUNCTION_CODE: Final = "code.py"
 """The file, in that folder, with the source of that function."""
 DATA_OPTIONS: Final = ("--dataset", "--data-dir")
+
+
+def function_folders(plan: Plan) -> tuple[str, ...]:
+    """Return the folder of the function or cell that the tasks run, relative to the workdir."""
+    return tuple(name for name in plan.include if name.startswith(FUNCTION_FOLDER))
 
 
 @dataclass(frozen=True, slots=True)

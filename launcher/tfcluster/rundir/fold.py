@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfcluster.agent import budgets
+from tfcluster.plans.command import function_folders
 from tfcluster.plans.plan import Plan, TaskId
 from tfcluster.rundir import chaos, states
 from tfcluster.rundir import events as ev
@@ -37,6 +38,7 @@ def first_state(plan: Plan, paths: RunPaths, identity: ProcessIdentity, now: flo
         pid=identity.pid,
         pid_start=identity.start,
         started_at=now,
+        can_restart=not (plan.joins or function_folders(plan)),
         spec=plan.spec_path,
         workdir=plan.workdir,
     )

@@ -196,6 +196,9 @@ class RunSnapshot:
     """The time at which tasks that still run are killed, while the run is stopping."""
     exit_code: int | None = None
     attempt: int = 0
+    can_restart: bool = True
+    """False if `tfcluster restart` refuses it: a part of a cluster, or a function, whose code is
+    kept only during its run."""
     spec: str | None = None
     spec_folder: str | None = None
     """The folder that relative paths in the run's ``spec.json`` start from."""

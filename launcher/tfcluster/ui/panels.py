@@ -64,20 +64,18 @@ def closing_panel(
     load_hint: str = "",
     home_bytes: int | None = None,
     has_curves: bool = False,
-    can_restart: bool = False,
 ) -> Panel:
     """Return how the run ended: each task's exit, duration, steps/s and peak memory, and paths.
 
     `load_hint` is one line of Python that loads the newest checkpoint; `home_bytes` is the size of
-    all runs together; `has_curves`: the run has written TensorBoard files; `can_restart`: a
-    `tfcluster restart` has what the run was started from.
+    all runs together; `has_curves`: the run has written TensorBoard files.
     """
     facts = Facts.of(
         *describe_results(snapshot),
         *history.list_facts(snapshot),
         *_places(snapshot, paths),
         ("load it", keep_whole(load_hint)),
-        ("continue", _restart_command(snapshot) if can_restart else ""),
+        ("continue", _restart_command(snapshot)),
         ("curves", _curves_command(snapshot) if has_curves else ""),
     )
     parts: list[Part] = [tasks_grid(snapshot), facts, *trial_table(snapshot), *_notes(snapshot)]
@@ -116,11 +114,10 @@ def status_panel(
     now: float,
     this_host: str | None = None,
     has_curves: bool = False,
-    can_restart: bool = False,
 ) -> Panel:
     """Return the panel of `status`; `now` is in seconds since the epoch.
 
-    `has_curves`, `can_restart`: as for `closing_panel`.
+    `has_curves`: as for `closing_panel`.
     """
     ran = format_duration((snapshot.ended_at or now) - snapshot.started_at)
     status = f"{snapshot.status}{_exit_code_suffix(snapshot)}{_host_suffix(snapshot, this_host)}"
@@ -137,7 +134,7 @@ def status_panel(
         *history.list_facts(snapshot),
         ("spec", keep_whole(snapshot.spec or "")),
         *_places(snapshot, paths),
-        ("continue", _restart_command(snapshot) if can_restart else ""),
+        ("continue", _restart_command(snapshot)),
         ("curves", _curves_command(snapshot) if has_curves else ""),
     )
     parts: list[Part] = [facts, tasks_grid(snapshot, STATES, now=now)]
@@ -386,8 +383,8 @@ def _curves_command(snapshot: RunSnapshot) -> str:
 def _restart_command(snapshot: RunSnapshot) -> str:
     """Return the command that goes on from the newest checkpoint of a run that broke off."""
     has_ended = snapshot.status.is_final and snapshot.status is not Status.SUCCEEDED
-    command = f"tfcluster restart {snapshot.run[-4:]}"
-    return keep_whole(command) if has_ended and snapshot.checkpoints else ""
+    goes_on = has_ended and snapshot.checkpoints and snapshot.can_restart
+    return keep_whole(f"tfcluster restart {snapshot.run[-4:]}") if goes_on else ""
 
 
 def _closing_title(snapshot: RunSnapshot) -> str:

@@ -9,19 +9,24 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
 from click.testing import CliRunner
-from tests.launcher.conftest import MakeRun
+from tests.launcher.conftest import MakeRun, plan_of
 
 from tfcluster.cli.main import cli
 from tfcluster.errors import NodeLostError, TfclusterError
+from tfcluster.plans.command import FUNCTION_FOLDER
 from tfcluster.rundir import registry, run_writer
+from tfcluster.rundir.fold import first_state
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.registry import this_process
 from tfcluster.rundir.states import Status
+from tfcluster.typed_json import to_json
 
 DAY_S = 86400.0
 RUNNING = Status.RUNNING
@@ -68,6 +73,23 @@ def test_wait_and_down_do_not_hang_on_a_lost_run(lost: RunPaths) -> None:
     assert code == 0
     assert "its coordinator died" in message
     assert json.loads(out) == [{"run": lost.run_id, "status": "lost"}]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"joins": True}, "was started by `tfcluster join`"),
+        ({"include": (f"{FUNCTION_FOLDER}1",)}, "ran a function, whose code is kept only during"),
+    ],
+)
+def test_restart_refuses_what_it_cannot_start_and_no_summary_offers_it(
+    make_run: MakeRun, changes: dict[str, Any], said: str
+) -> None:
+    paths, plan = make_run(), replace(plan_of(), **changes)
+    run_writer.write_json(paths.plan, to_json(plan))
+    code, _, message = run("restart", paths.run_id)
+    assert (code, said in message) == (2, True)
+    assert not first_state(plan, paths, this_process(), 0.0).can_restart
 
 
 def test_down_and_wait_without_a_live_run_are_refused_except_down_all(make_run: MakeRun) -> None:

@@ -350,11 +350,12 @@ def test_no_path_and_no_command_is_broken_at_a_space() -> None:
 
 def test_a_run_that_broke_off_names_the_command_that_continues_it() -> None:
     def command(run: RunSnapshot) -> bool:
-        shown = closing_panel(run, PATHS, can_restart=True)
+        shown = closing_panel(run, PATHS)
         return "continue    tfcluster restart k7f3" in plain_text(shown, 80)
 
     run = failed_run()
     assert command(run)
+    assert not command(replace(run, can_restart=False))
     run.status = Status.SUCCEEDED
     assert not command(run)
     run.status, run.checkpoints = Status.INTERRUPTED, []
