@@ -301,6 +301,12 @@ def _find_notes(spec: ClusterSpec, plan: Plan, context: PlanContext) -> Iterator
         if node.interpreter is not None and has_keras_3(node.interpreter):
             inherited = with_inherited_switch(spec, node.name, context)
             yield from keras_notes(inherited, node.interpreter, imports_keras=imports_keras)
+    has_orbax = context.code is not None and context.code.has_orbax and plan.strategy == "jax"
+    if has_orbax and spec.trainer_count > 1 and plan.checkpoints.dir is None:
+        yield (
+            "with several processes Orbax waits for ever if each has a folder of its own: set"
+            " checkpoints.dir to one that all tasks share"
+        )
     if spec.resources.memory is not None and not plan.images:
         yield "resources.memory has no effect without containers (--backend docker)"
     is_local = any(context.is_here(node.backend) for node in plan.nodes)

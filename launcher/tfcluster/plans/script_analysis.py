@@ -51,6 +51,8 @@ class Code:
     """The constant that KERAS_BACKEND is set to if the environment does not have it."""
     has_dtensor: bool = False
     """True if DTensor's clients are joined to a cluster."""
+    has_orbax: bool = False
+    """True if Orbax is imported, or Keras's callback that saves with it is used, anywhere."""
 
     @property
     def searches(self) -> bool:
@@ -76,14 +78,16 @@ class Code:
         except (SyntaxError, ValueError, RecursionError, MemoryError):  # see ast.parse's docs
             return cls()
         nodes = list(ast.walk(tree))
+        attributes, packages = {*_attribute_names(nodes)}, {*_packages(nodes)}
         return cls(
             frozenset(_certain_imports(tree.body)),
-            frozenset(_attribute_names(nodes)) & PARTS,
+            PARTS & attributes,
             frozenset(name for node in nodes for name in _variables_set(node)),
-            any(name.partition(".")[0] in _TUNERS for name in _imported(nodes)),
+            bool(_TUNERS & packages),
             any(_is_tuner_search(nodes)),
             *_keras_backends(nodes),
-            "initialize_accelerator_system" in _attribute_names(nodes),
+            "initialize_accelerator_system" in attributes,
+            "orbax" in packages or "OrbaxCheckpoint" in attributes,
         )
 
     def __or__(self, other: Code) -> Code:
@@ -96,6 +100,7 @@ class Code:
             self.keras_backend or other.keras_backend,
             self.default_keras_backend or other.default_keras_backend,
             self.has_dtensor or other.has_dtensor,
+            self.has_orbax or other.has_orbax,
         )
 
 
@@ -140,6 +145,11 @@ def _imported(nodes: Iterable[ast.AST]) -> Iterator[str]:
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             yield "." * node.level + (node.module or "")
+
+
+def _packages(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    """Yield the top-level packages that are imported, anywhere."""
+    yield from (name.partition(".")[0] for name in _imported(nodes))
 
 
 def _is_tuner_search(nodes: Sequence[ast.AST]) -> Iterator[bool]:

@@ -427,6 +427,27 @@ def test_the_data_folder_is_that_of_the_host_or_the_default(plan_of: Planner) ->
     assert "TFDS_DATA_DIR" not in env(plan_of(environ={"TFDS_DATA_DIR": "/own", "HOME": "/h"}))
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from orbax import checkpoint",
+        "import orbax.checkpoint as ocp",
+        "import keras\nkeras.callbacks.OrbaxCheckpoint(folder)",
+        "from keras.callbacks import OrbaxCheckpoint",
+    ],
+)
+def test_orbax_on_several_processes_needs_a_shared_folder(plan_of: Planner, source: str) -> None:
+    def is_said(strategy: str = "jax", **changes: Any) -> bool:
+        sections = {"strategy": {"name": strategy}, **changes}
+        notes = plan_of(sections, code=Code() | Code.read(source)).notes
+        return any("Orbax" in note and "checkpoints.dir" in note for note in notes)
+
+    assert is_said()
+    assert not is_said(cluster={"worker": 1})
+    assert not is_said(checkpoints={"dir": "/shared"})
+    assert not is_said("multi_worker_mirrored")
+
+
 def test_prepare_runs_once_per_node_without_tf_config(plan_of: Planner) -> None:
     job = {"env": {"A": "1"}, "prepare": {"module": "data.prepare", "args": ["--all"]}}
     step = plan_of({"job": job}).prepare["local"]
