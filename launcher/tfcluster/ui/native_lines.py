@@ -43,7 +43,7 @@ _OPTIONS = (
 )
 """A line of a ConfigProto, without those of its first level that hold a text."""
 _ADVICE = (
-    rb"(?:Please )?(?:[Uu]se|[Pp]refer|[Ss]witch to) (?=.*(?:`|\btf\.| instead)).+"
+    rb"(?:Please )?(?:[Uu]se|[Pp]refer|[Ss]witch to|Track) (?=.*(?:`|\btf\.| instead)).+"
     rb"|\w+ is deprecated, use \w+ instead"
 )
 """The line after ``Instructions for updating:``, where it names a replacement."""

@@ -170,6 +170,7 @@ _HOOKS: dict[str, tuple[tuple[str, str], ...]] = {
     "jax._src.clusters": (("hooks.jax_cluster", "watch_clusters"),),
     "jax._src.distributed": (("hooks.jax_cluster", "watch_distributed"),),
     "jax._src.xla_bridge": (("hooks.jax_cluster", "watch_backends"),),
+    "torch.distributed.distributed_c10d": (("hooks.torch_cluster", "choose_interface"),),
     "horovod.common.basics": (("hooks.training_facts", "watch_horovod"),),
     "tensorflow.python.training.server_lib": (("hooks.tensorflow_hooks", "watch_server"),),
     "tensorflow.python.client.session": (("hooks.tensorflow_hooks", "watch_session"),),
