@@ -134,6 +134,7 @@ TABLE: Mapping[str, tuple[KnownLine, ...]] = {
             rb"|successfully shut down)",
         ),
         KnownLine("master.cc", rb"Scanning workers for devices: "),
+        KnownLine("dtensor_device.cc", rb"DTensor cache key lookup missed for "),
         KnownLine("eager_service_impl.cc", rb"Creating a?sync eager service context with "),
         KnownLine("eager_service_impl.cc", rb"SessionOptions: ", more=_OPTIONS, last=b""),
         KnownLine(
