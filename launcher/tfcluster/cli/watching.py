@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
@@ -23,7 +24,7 @@ from tfcluster.cli.completion import live_runs, run_names, task_names
 from tfcluster.cli.exec import TASK
 from tfcluster.cli.options import parse_moment
 from tfcluster.cli.scheduler_runs import Scheduler, SchedulerChoice, option_of, scheduler_options
-from tfcluster.errors import UsageError, require_extra
+from tfcluster.errors import RunFolderError, UsageError, require_extra
 from tfcluster.rundir import registry
 from tfcluster.rundir.figures import state_json
 from tfcluster.rundir.paths import RunPaths, home, runtime_dir
@@ -171,7 +172,7 @@ def status(run: str | None, as_json: bool, choice: SchedulerChoice) -> None:
             now=time.time(),
             this_host=gethostname(),
             has_curves=chosen.paths.has_curves(),
-            can_restart=True,
+            can_restart=_has_checkpoint(state, chosen.paths),
         )
         terminal.out(stdout_text(panel, terminal))
     for sentence in job_watch.silences():
@@ -260,6 +261,18 @@ def _split_task(run: str | None, task: str | None) -> tuple[str | None, str | No
     return run, task
 
 
+def _has_checkpoint(state: RunSnapshot, paths: RunPaths) -> bool:
+    """Return whether a run that has ended has a checkpoint, or may have one in its shared folder.
+
+    Nothing is gathered from `checkpoints.dir`: a restart reads it again.
+    """
+    if state.checkpoints or not state.status.is_final:
+        return bool(state.checkpoints)
+    with contextlib.suppress(RunFolderError):  # a damaged run is shown all the same
+        return registry.load_plan(paths).checkpoints.dir is not None
+    return False
+
+
 def show_end(
     state: RunSnapshot, paths: RunPaths, terminal: Terminal, *, with_reason: bool = True
 ) -> None:
@@ -272,9 +285,12 @@ def show_end(
     log = history.log_of_cause(state)
     if cause := root_cause_panel(state, paths, excerpt(paths.root / log) if log else ()):
         show(cause, terminal)
-    size, has_curves = registry.count_bytes(home()), paths.has_curves()
     panel = closing_panel(
-        *(state, paths), load_hint=hint, home_bytes=size, has_curves=has_curves, can_restart=True
+        *(state, paths),
+        load_hint=hint,
+        home_bytes=registry.count_bytes(home()),
+        has_curves=paths.has_curves(),
+        can_restart=_has_checkpoint(state, paths),
     )
     show(panel, terminal)
     if with_reason:

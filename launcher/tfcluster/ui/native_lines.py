@@ -47,6 +47,11 @@ _ADVICE = (
     rb"|\w+ is deprecated, use \w+ instead"
 )
 """The line after ``Instructions for updating:``, where it names a replacement."""
+_DATA_SERVICE = (
+    rb"(?:port|protocol|work_dir|fault_tolerant_mode|\w+_(?:ms|address|snapshots|bytes)): "
+    rb'(?:"[^"]*"|\w+)'
+)
+"""A line of the settings that a server of tf.data writes (experimental/service_config.proto)."""
 _FROM_TENSORFLOW = (
     rb"WARNING:tensorflow:From (?=\S*/(?:(?:site|dist)-packages/(?:tensorflow\w*|keras|tf_keras)"
     rb"|workers/tfcluster_workers/jobs)/)(?>\S+) "
@@ -156,6 +161,21 @@ TABLE: Mapping[str, tuple[KnownLine, ...]] = {
             b"IW",
             more=rb"\t \[\[.*\]\].*",
         ),
+    ),
+    "the tf.data service": (
+        KnownLine("grpc_util.cc", rb"Failed to Worker heartbeat\.: UNAVAILABLE: .* Will retry in "),
+        KnownLine(
+            "dispatcher_impl.cc",
+            rb"Attempting to restore dispatcher state from journal in |No journal found\. "
+            rb"|Restored from journal in ",
+        ),
+        KnownLine(
+            "dispatcher_impl.cc worker_impl.cc",
+            rb"(?:Started tf\.data service dispatcher with|Worker registered with .*) config: ",
+            more=_DATA_SERVICE,
+            last=b"",
+        ),
+        KnownLine("server_lib.cc", rb"Started tf\.data (?:Dispatch|Worker)Server running at "),
     ),
     "the profiler": (
         KnownLine(

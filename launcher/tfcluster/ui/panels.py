@@ -70,7 +70,7 @@ def closing_panel(
 
     `load_hint` is one line of Python that loads the newest checkpoint; `home_bytes` is the size of
     all runs together; `has_curves`: the run has written TensorBoard files; `can_restart`: a
-    `tfcluster restart` has what the run was started from.
+    `tfcluster restart` has what the run was started from, and a checkpoint.
     """
     facts = Facts.of(
         *describe_results(snapshot),
@@ -387,7 +387,7 @@ def _restart_command(snapshot: RunSnapshot) -> str:
     """Return the command that goes on from the newest checkpoint of a run that broke off."""
     has_ended = snapshot.status.is_final and snapshot.status is not Status.SUCCEEDED
     command = f"tfcluster restart {snapshot.run[-4:]}"
-    return keep_whole(command) if has_ended and snapshot.checkpoints else ""
+    return keep_whole(command) if has_ended else ""
 
 
 def _closing_title(snapshot: RunSnapshot) -> str:

@@ -9,12 +9,13 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner
-from tests.launcher.conftest import MakeRun
+from tests.launcher.conftest import MakeRun, plan_of
 
 from tfcluster.cli.main import cli
 from tfcluster.errors import NodeLostError, TfclusterError
@@ -22,6 +23,7 @@ from tfcluster.rundir import registry, run_writer
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.registry import this_process
 from tfcluster.rundir.states import Status
+from tfcluster.typed_json import to_json
 
 DAY_S = 86400.0
 RUNNING = Status.RUNNING
@@ -59,6 +61,20 @@ def test_wait_returns_the_exit_code_of_an_ended_run_and_down_says_how_it_ended(
     assert json.loads(out) == {"run": paths.run_id, "status": status, "exit_code": code}
     said = f"{paths.run_id} had already ended: {status}\n"
     assert run("down", paths.run_id)[::2] == (0, said)
+
+
+@pytest.mark.parametrize("shared", [None, "/mnt/exp7"])
+def test_status_names_the_command_that_continues_a_run_with_a_shared_checkpoint_folder(
+    make_run: MakeRun, shared: str | None
+) -> None:
+    """Nothing is gathered from that folder; without one a restart would begin anew."""
+    paths = make_run(status=Status.INTERRUPTED)
+    assert "continue" not in run("status", paths.run_id)[1]
+    plan = plan_of()
+    plan = replace(plan, checkpoints=replace(plan.checkpoints, dir=shared))
+    run_writer.write_json(paths.plan, to_json(plan))
+    has_command = f"tfcluster restart {paths.run_id[-4:]}" in run("status", paths.run_id)[1]
+    assert has_command is bool(shared)
 
 
 def test_wait_and_down_do_not_hang_on_a_lost_run(lost: RunPaths) -> None:

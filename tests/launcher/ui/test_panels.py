@@ -357,8 +357,6 @@ def test_a_run_that_broke_off_names_the_command_that_continues_it() -> None:
     assert command(run)
     run.status = Status.SUCCEEDED
     assert not command(run)
-    run.status, run.checkpoints = Status.INTERRUPTED, []
-    assert not command(run), "it would start from the beginning"
 
 
 def test_the_closing_panel_has_results_and_the_command_for_curves() -> None:
