@@ -322,17 +322,20 @@ def test_the_slow_import_of_tensorflow_is_reported_as_a_phase(
     seen = list[object]()
     monkeypatch.setattr(reporting, "phase", seen.append)
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
-    monkeypatch.setattr(import_hooks, "_SLOW_IMPORT", "slow_module")
+    slow = {"slow_module": "TensorFlow", "slow_too": "JAX"}
+    monkeypatch.setattr(import_hooks, "_SLOW_IMPORTS", slow)
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "slow_module.py").write_text(
-        "from tfcluster_workers import reporting\nreporting.phase('within')"
+        "from tfcluster_workers import reporting\nimport slow_too\nreporting.phase('within')"
     )
+    (tmp_path / "slow_too.py").write_text("")
     import_hooks.install()
     import slow_module  # type: ignore[import-not-found]
 
     assert seen == ["importing TensorFlow", "within", ""]
     assert "exec_module" not in vars(slow_module.__loader__)
-    sys.modules.pop("slow_module")
+    assert sys.modules.pop("slow_module")
+    assert sys.modules.pop("slow_too")
 
 
 def test_an_error_in_a_hook_does_not_break_the_import() -> None:

@@ -482,7 +482,8 @@ class WaitingForPeers(TaskReport): ...
 class TaskPhase(TaskReport, Event):
     """The phase of a task before its first step, which can take minutes."""
     name: Name
-    """``importing TensorFlow``, ``waiting for peers``, or empty once such a phase is over."""
+    """``importing TensorFlow``, ``importing JAX``, ``importing torch``, ``waiting for peers``, or
+    empty once such a phase is over."""
     waits_for_peers: bool | None = None
     """True if its strategy waits for all its tasks."""
 

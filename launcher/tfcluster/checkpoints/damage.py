@@ -72,6 +72,13 @@ def _damage_in_zip(path: Path, stopped: Stopped) -> str:
     return ""
 
 
+def _damage_in_torch_file(path: Path, stopped: Stopped) -> str:
+    """Check a zip archive; the format before torch 1.6 is a pickle, of which nothing is known."""
+    with path.open("rb") as reader:
+        is_zip = reader.read(4) == b"PK\x03\x04"
+    return _damage_in_zip(path, stopped) if is_zip else ""
+
+
 def _is_whole(archive: zipfile.ZipFile, part: zipfile.ZipInfo, stopped: Stopped) -> bool:
     """Return whether a part's checksum is right, which `zipfile` checks at the part's end."""
     try:
@@ -161,4 +168,6 @@ _CHECKPOINTS: dict[str, Callable[[Path, Stopped], str]] = {
     ".keras": _damage_in_zip,
     ".h5": _damage_in_hdf5,
     ".hdf5": _damage_in_hdf5,
+    ".pt": _damage_in_torch_file,
+    ".pth": _damage_in_torch_file,
 }

@@ -36,6 +36,8 @@ class CheckpointKind(StrEnum):
     """One HDF5 file: ``.weights.h5``, or a whole model in ``.h5``."""
     ORBAX = "orbax"
     """A folder of JAX's Orbax: a step of its CheckpointManager, or of Keras's OrbaxCheckpoint."""
+    TORCH = "torch"
+    """One ``.pt`` or ``.pth`` file of ``torch.save``."""
     BACKUP = "backup"
     """The state of ``BackupAndRestore``: only put back, never a result."""
 
@@ -305,6 +307,8 @@ def _single_files(files: Mapping[str, Entry]) -> Iterator[Checkpoint]:
             yield Checkpoint(CheckpointKind.KERAS, path, (entry,))
         elif path.endswith((".h5", ".hdf5")):
             yield Checkpoint(CheckpointKind.WEIGHTS, path, (entry,))
+        elif path.endswith((".pt", ".pth")):
+            yield Checkpoint(CheckpointKind.TORCH, path, (entry,))
 
 
 def _beside(path: str, name: str) -> str:

@@ -72,6 +72,7 @@ _LOADS = {
     CheckpointKind.KERAS: "keras.models.load_model({path})",
     CheckpointKind.WEIGHTS: "model.load_weights({path})",
     CheckpointKind.ORBAX: "orbax.checkpoint.PyTreeCheckpointer().restore({path})",
+    CheckpointKind.TORCH: "torch.load({path})",
 }
 """CheckpointKind → Python that loads a checkpoint of which no task reported how."""
 _LOAD_BACKUP = "tf.train.Checkpoint(model=model).restore({path}).expect_partial()"

@@ -39,6 +39,7 @@ def first_state(plan: Plan, paths: RunPaths, identity: ProcessIdentity, now: flo
         pid_start=identity.start,
         started_at=now,
         can_restart=not (plan.joins or function_folders(plan)),
+        shares_checkpoints=plan.checkpoints.dir is not None,
         spec=plan.spec_path,
         workdir=plan.workdir,
     )

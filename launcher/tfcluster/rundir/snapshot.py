@@ -199,6 +199,8 @@ class RunSnapshot:
     can_restart: bool = True
     """False if `tfcluster restart` refuses it: a part of a cluster, or a function, whose code is
     kept only during its run."""
+    shares_checkpoints: bool = False
+    """True if tasks save in ``checkpoints.dir``, which is not gathered; a restart looks there."""
     spec: str | None = None
     spec_folder: str | None = None
     """The folder that relative paths in the run's ``spec.json`` start from."""

@@ -43,10 +43,15 @@ _OPTIONS = (
 )
 """A line of a ConfigProto, without those of its first level that hold a text."""
 _ADVICE = (
-    rb"(?:Please )?(?:[Uu]se|[Pp]refer|[Ss]witch to) (?=.*(?:`|\btf\.| instead)).+"
+    rb"(?:Please )?(?:[Uu]se|[Pp]refer|[Ss]witch to|Track) (?=.*(?:`|\btf\.| instead)).+"
     rb"|\w+ is deprecated, use \w+ instead"
 )
 """The line after ``Instructions for updating:``, where it names a replacement."""
+_DATA_SERVICE = (
+    rb"(?:port|protocol|work_dir|fault_tolerant_mode|\w+_(?:ms|address|snapshots|bytes)): "
+    rb'(?:"[^"]*"|\w+)'
+)
+"""A line of the settings that a server of tf.data writes (experimental/service_config.proto)."""
 _FROM_TENSORFLOW = (
     rb"WARNING:tensorflow:From (?=\S*/(?:(?:site|dist)-packages/(?:tensorflow\w*|keras|tf_keras)"
     rb"|workers/tfcluster_workers/jobs)/)(?>\S+) "
@@ -134,6 +139,7 @@ TABLE: Mapping[str, tuple[KnownLine, ...]] = {
             rb"|successfully shut down)",
         ),
         KnownLine("master.cc", rb"Scanning workers for devices: "),
+        KnownLine("dtensor_device.cc", rb"DTensor cache key lookup missed for "),
         KnownLine("eager_service_impl.cc", rb"Creating a?sync eager service context with "),
         KnownLine("eager_service_impl.cc", rb"SessionOptions: ", more=_OPTIONS, last=b""),
         KnownLine(
@@ -155,6 +161,21 @@ TABLE: Mapping[str, tuple[KnownLine, ...]] = {
             b"IW",
             more=rb"\t \[\[.*\]\].*",
         ),
+    ),
+    "the tf.data service": (
+        KnownLine("grpc_util.cc", rb"Failed to Worker heartbeat\.: UNAVAILABLE: .* Will retry in "),
+        KnownLine(
+            "dispatcher_impl.cc",
+            rb"Attempting to restore dispatcher state from journal in |No journal found\. "
+            rb"|Restored from journal in ",
+        ),
+        KnownLine(
+            "dispatcher_impl.cc worker_impl.cc",
+            rb"(?:Started tf\.data service dispatcher with|Worker registered with .*) config: ",
+            more=_DATA_SERVICE,
+            last=b"",
+        ),
+        KnownLine("server_lib.cc", rb"Started tf\.data (?:Dispatch|Worker)Server running at "),
     ),
     "the profiler": (
         KnownLine(

@@ -51,7 +51,7 @@ def test_a_compressed_tfrecord_file_says_nothing(tmp_path: Path, kind: str) -> N
     assert find_output_damage(tmp_path / "a.tfrecord") == ""
 
 
-@pytest.mark.parametrize("name", ["model.keras", "arrays.npz", "plots.zip"])
+@pytest.mark.parametrize("name", ["model.keras", "model.pt", "arrays.npz", "plots.zip"])
 def test_a_zip_is_whole_with_the_checksums_of_its_parts(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     write_keras(path)

@@ -44,6 +44,7 @@ SAVED_MODEL = ("m/saved_model.pb", *(f"m/{p}" for p in prefix("variables/variabl
         (("model.keras",), CheckpointKind.KERAS, "model.keras", None),
         (("weights.03.weights.h5",), CheckpointKind.WEIGHTS, "weights.03.weights.h5", 3),
         (("w.05-0.43.hdf5",), CheckpointKind.WEIGHTS, "w.05-0.43.hdf5", 5),
+        (("step_40.pt",), CheckpointKind.TORCH, "step_40.pt", 40),
         (("o/12/_CHECKPOINT_METADATA", "o/12/default/d/1"), CheckpointKind.ORBAX, "o/12", 12),
         (prefix("backup/chief/ckpt-4"), CheckpointKind.BACKUP, "backup", 4),
         (prefix("chief/ckpt-4"), CheckpointKind.BACKUP, ".", 4),

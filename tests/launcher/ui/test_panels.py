@@ -351,15 +351,16 @@ def test_no_path_and_no_command_is_broken_at_a_space() -> None:
 def test_a_run_that_broke_off_names_the_command_that_continues_it() -> None:
     def command(run: RunSnapshot) -> bool:
         shown = closing_panel(run, PATHS)
-        return "continue    tfcluster restart k7f3" in plain_text(shown, 80)
+        return "  tfcluster restart k7f3" in plain_text(shown, 80)
 
     run = failed_run()
     assert command(run)
     assert not command(replace(run, can_restart=False))
+    without = replace(run, checkpoints=[])
+    assert not command(without), "a restart would begin anew"
+    assert command(replace(without, shares_checkpoints=True)), "a restart looks in its folder"
     run.status = Status.SUCCEEDED
     assert not command(run)
-    run.status, run.checkpoints = Status.INTERRUPTED, []
-    assert not command(run), "it would start from the beginning"
 
 
 def test_the_closing_panel_has_results_and_the_command_for_curves() -> None:

@@ -30,6 +30,8 @@ class PostImportFinder:
     def __init__(self) -> None:
         self._attach: dict[str, list[Attach]] = {}
         self._searching: set[str] = set()
+        self._slow_import = ""
+        """The outermost of `_SLOW_IMPORTS` that is being imported."""
 
     def after_import(self, name: str, attach: Attach) -> None:
         """Call `attach(module)` once, when the module `name` has been executed."""
@@ -41,7 +43,7 @@ class PostImportFinder:
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        is_watched = fullname in self._attach or fullname == _SLOW_IMPORT
+        is_watched = fullname in self._attach or fullname in _SLOW_IMPORTS
         if not is_watched or fullname in self._searching:
             return None
         self._searching.add(fullname)
@@ -64,11 +66,16 @@ class PostImportFinder:
 
         def exec_module(module: ModuleType) -> None:
             del loader.exec_module
-            if name == _SLOW_IMPORT:
-                _report_phase("importing TensorFlow")
-            execute(module)
-            if name == _SLOW_IMPORT:
-                _report_phase("")
+            self._slow_import = self._slow_import or (name if name in _SLOW_IMPORTS else "")
+            is_slow = name == self._slow_import
+            if is_slow:
+                _report_phase(f"importing {_SLOW_IMPORTS[name]}")
+            try:
+                execute(module)
+            finally:
+                if is_slow:
+                    self._slow_import = ""
+                    _report_phase("")
             for attach in self._attach.pop(name, []):
                 call_safely(attach, module)
 
@@ -119,8 +126,8 @@ def _lazily(module: str, function: str) -> Attach:
     return hook
 
 
-_SLOW_IMPORT = "tensorflow"
-"""The module whose import takes so long that views show it."""
+_SLOW_IMPORTS = {"tensorflow": "TensorFlow", "jax": "JAX", "torch": "torch"}
+"""The modules whose import takes so long that views show it; TensorFlow may import JAX."""
 _CALLBACKS = (("hooks.keras_hooks", "watch_callback_list"), ("callbacks", "patch"))
 _MODELS = (
     ("hooks.keras_hooks", "watch_fit"),
@@ -170,6 +177,7 @@ _HOOKS: dict[str, tuple[tuple[str, str], ...]] = {
     "jax._src.clusters": (("hooks.jax_cluster", "watch_clusters"),),
     "jax._src.distributed": (("hooks.jax_cluster", "watch_distributed"),),
     "jax._src.xla_bridge": (("hooks.jax_cluster", "watch_backends"),),
+    "torch.distributed.distributed_c10d": (("hooks.torch_cluster", "choose_interface"),),
     "horovod.common.basics": (("hooks.training_facts", "watch_horovod"),),
     "tensorflow.python.training.server_lib": (("hooks.tensorflow_hooks", "watch_server"),),
     "tensorflow.python.client.session": (("hooks.tensorflow_hooks", "watch_session"),),

@@ -44,6 +44,11 @@ def has_peers(strategy: Any) -> bool:
     return len(cluster.get("chief", ())) + len(cluster.get("worker", ())) > 1
 
 
+def has_coordinator(strategy: Any) -> bool:
+    """Return whether `strategy` is a ParameterServerStrategy of TensorFlow 2."""
+    return bool(getattr(strategy, "_should_use_with_coordinator", False))
+
+
 def may_write(strategy: Any) -> bool:
     """Return whether this process's files are kept: it is the chief, or has no peers."""
     if strategy is JAX:

@@ -213,9 +213,7 @@ def _is_possible(model: Any) -> bool:
         return False
     if signal.getsignal(signal.SIGTERM) not in (signal.SIG_DFL, getattr(_stop, "_hear", None)):
         return False  # the script's own handler
-    strategy = model.distribute_strategy
-    resolver = getattr(strategy, "cluster_resolver", None)
-    return resolver is None or "ps" not in resolver.cluster_spec().as_dict()
+    return not one_writer.has_coordinator(model.distribute_strategy)
 
 
 def _back_up(backup: Any) -> None:

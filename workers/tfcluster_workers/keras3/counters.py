@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tfcluster_workers.keras3 import scheduling
+from tfcluster_workers.hooks.one_writer import has_coordinator
 from tfcluster_workers.keras3.patches import Patches, defining_class
 
 _ADDENDS = "_tfcluster_addends"
@@ -26,7 +26,7 @@ def add_to(patches: Patches, keras: Any) -> None:
     def __add__(original: Any, self: Any, other: Any) -> Any:
         total = original(self, other)
         strategy = getattr(getattr(self, "_value", None), "_distribute_strategy", None)
-        if scheduling.has_coordinator(strategy) and not in_stateless_scope():
+        if has_coordinator(strategy) and not in_stateless_scope():
             setattr(total, _ADDENDS, (self, other))
         return total
 

@@ -11,6 +11,7 @@ import functools
 import sys
 from typing import Any
 
+from tfcluster_workers.hooks.one_writer import has_coordinator
 from tfcluster_workers.keras3.patches import (
     OtherKerasError,
     Patches,
@@ -44,11 +45,6 @@ def add_to(patches: Patches, keras: Any) -> None:
     @patches.replaces(owner, "_get_metrics_result_or_logs", takes=["self", "logs"])
     def _get_metrics_result_or_logs(original: Any, self: Any, logs: Any) -> Any:
         return original(self, logs.fetch() if isinstance(logs, RemoteLogs) else logs)
-
-
-def has_coordinator(strategy: Any) -> bool:
-    """Return whether `strategy` is a ParameterServerStrategy of TensorFlow 2."""
-    return bool(getattr(strategy, "_should_use_with_coordinator", False))
 
 
 class RemoteLogs(dict[str, Any]):
