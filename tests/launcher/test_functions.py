@@ -21,7 +21,7 @@ from tfcluster.agent import budgets
 from tfcluster.discovery.machine_facts import gather
 from tfcluster.errors import FunctionError, InterpreterError
 from tfcluster.nodes import code_sync
-from tfcluster.plans.job_facts import needs_tensorflow
+from tfcluster.plans.job_facts import needed_packages
 from tfcluster.plans.placement import place_tasks
 from tfcluster.plans.plan import Interpreter
 from tfcluster.rundir.paths import RunPaths
@@ -179,7 +179,7 @@ def test_a_plan_knows_what_a_cell_imports(tmp_path: Path, source: str) -> None:
         context = gather(
             spec, place_tasks(spec, ()), spec_dir=tmp_path, bundle="/nowhere", python=sys.executable
         )
-    assert needs_tensorflow(spec, context) is ("tensorflow" in source)
+    assert ("tensorflow" in needed_packages(spec, context)) is ("tensorflow" in source)
 
 
 def test_the_folder_of_a_script_elsewhere_is_sent(tmp_path: Path) -> None:

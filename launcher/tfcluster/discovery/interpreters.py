@@ -8,14 +8,14 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
 from tfcluster.agent.error_text import describe_error
 from tfcluster.errors import InterpreterError, UsageError
-from tfcluster.plans.plan import Interpreter
+from tfcluster.plans.plan import Interpreter, name_packages
 
 _PACKAGES: Final = {
     **dict.fromkeys(
@@ -25,6 +25,8 @@ _PACKAGES: Final = {
         ),
         "tensorflow",
     ),
+    "jax": "jax",
+    "torch": "torch",
     "keras": "keras",
     "keras-nightly": "keras",  # what tf-nightly and candidates of TensorFlow install
     "tf-keras": "tf-keras",
@@ -52,8 +54,9 @@ for folder in sys.path:
         names += [name for name in os.listdir(folder) if name.endswith("-info")]
     except OSError:
         pass
-has_tensorflow = importlib.util.find_spec("tensorflow") is not None
-print(ascii((sys.executable, sys.version.split()[0], has_tensorflow, names)))
+libraries = "tensorflow", "jax", "torch", "keras"
+found = [name for name in libraries if importlib.util.find_spec(name) is not None]
+print(ascii((sys.executable, sys.version.split()[0], found, names)))
 """
 """`importlib.metadata` would give the same, but takes three times as long as all of this."""
 
@@ -127,20 +130,22 @@ def read(
     return lambda: _read_probe(process, path, why, may_be_shim)
 
 
-def own_instead(python: Interpreter, *, environ: Mapping[str, str], cwd: Path) -> Interpreter:
-    """Return tfcluster's own Python if it has TensorFlow and the one on PATH does not.
+def own_instead(
+    python: Interpreter, needs: Sequence[str], *, environ: Mapping[str, str], cwd: Path
+) -> Interpreter:
+    """Return tfcluster's own Python if it has the packages `needs` and the one on PATH does not.
 
     Only for a Python that nothing chose; any other is returned as it is.
     """
     is_unchosen = python.why is Reason.ON_PATH and python.path != sys.executable
-    if not is_unchosen or "tensorflow" in python.packages:
+    if not is_unchosen or not (missing := [name for name in needs if name not in python.packages]):
         return python
-    why = f"tfcluster's own: {Reason.ON_PATH} has no TensorFlow"
+    why = f"tfcluster's own: {Reason.ON_PATH} has no {name_packages(missing)}"
     try:
         own = read(sys.executable, why, environ=environ, cwd=cwd)()
     except InterpreterError:
         return python
-    return own if "tensorflow" in own.packages else python
+    return own if own.packages.keys() >= set(needs) else python
 
 
 def find(python: str, base: Path, environ: Mapping[str, str]) -> str | None:
@@ -238,12 +243,10 @@ def _read_probe(
         last = (errors.strip().splitlines() or ["no message"])[-1]
         raise _not_working(path, last if len(last) <= _MESSAGE else f"{last[:_MESSAGE]}…")
     try:
-        executable, version, has_tensorflow, names = ast.literal_eval(out.splitlines()[-1])
+        executable, version, found, names = ast.literal_eval(out.splitlines()[-1])
     except (ValueError, TypeError, IndexError, SyntaxError) as error:
         raise _not_working(path, "unexpected output") from error
-    packages = _known(names)
-    if has_tensorflow:
-        packages.setdefault("tensorflow", "unknown")
+    packages = dict.fromkeys(found, "unknown") | _known(names)
     return Interpreter((may_be_shim and executable) or path, why, version, packages)
 
 

@@ -13,7 +13,7 @@ from tfcluster.kinds import BackendKind
 from tfcluster.plans import command, preloading, remote_paths, secrets, trackers
 from tfcluster.plans.context import LOCAL, PlacedTask, PlanContext
 from tfcluster.plans.environment import UNSET, Variables
-from tfcluster.plans.job_facts import has_hooks, needs_tensorflow, runs_python, strategy_name
+from tfcluster.plans.job_facts import has_hooks, needed_packages, runs_python, strategy_name
 from tfcluster.plans.keras_settings import (
     changed_settings,
     has_keras_3,
@@ -70,7 +70,7 @@ def make_plan(
         checkpoints=_checkpoints(spec, context),
         hooks=has_hooks(spec),
         workdir=builder.workdir,
-        needs_tensorflow=needs_tensorflow(spec, context),
+        needs=needed_packages(spec, context),
         include=tuple(spec.job.include),
         withheld=tuple(_withheld(spec, context, spec_path)),
         settings=changed_settings(spec),

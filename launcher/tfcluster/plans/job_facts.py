@@ -68,17 +68,21 @@ def has_hooks(spec: ClusterSpec) -> bool:
     return spec.job.hooks == "auto" and runs_python(spec)
 
 
-def needs_tensorflow(spec: ClusterSpec, context: PlanContext) -> bool:
-    """Return whether the job imports TensorFlow for certain; a valid job may never import it."""
+def needed_packages(spec: ClusterSpec, context: PlanContext) -> tuple[str, ...]:
+    """Return the libraries that the job imports for certain; a valid job may import none."""
     if not runs_python(spec):
-        return False
+        return ()
     modules = {program.module or "" for program in programs(spec.job)} - {FUNCTION_MODULE}
-    if "data_worker" in spec.cluster:
-        return True
-    is_tensorflow = strategy_name(spec) not in ("jax", "torch")
-    if is_tensorflow and any(module.startswith("tfcluster_workers.") for module in modules):
-        return True
-    return bool(context.packages & _TENSORFLOW)
+    is_example = any(module.startswith("tfcluster_workers.") for module in modules)
+    needed, strategy = [], strategy_name(spec)
+    if strategy in ("jax", "torch"):
+        has_keras = is_example or "keras" in context.packages
+        needed += [strategy, "keras"] if has_keras else [strategy]
+    elif is_example:
+        needed.append("tensorflow")
+    if "data_worker" in spec.cluster or context.packages & _TENSORFLOW:
+        needed.append("tensorflow")
+    return tuple(dict.fromkeys(needed))
 
 
 def find_data_dir(spec: ClusterSpec, host: str) -> tuple[str, str] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
@@ -100,6 +100,21 @@ class EnvVar:
         return object_to_json(self) | ({"value": None} if self.secret else {})
 
 
+LABELS: Final = {
+    "tensorflow": "TensorFlow",
+    "jax": "JAX",
+    "torch": "torch",
+    "keras": "Keras",
+    "tf-keras": "tf_keras",
+}
+"""Package → its name for users."""
+
+
+def name_packages(packages: Sequence[str]) -> str:
+    """Return the names of `packages`: ``JAX and Keras``."""
+    return " and ".join(LABELS[package] for package in packages)
+
+
 @dataclass(frozen=True, slots=True)
 class Interpreter:
     """The Python that runs a node's tasks. `packages` maps distribution name → version."""
@@ -109,8 +124,8 @@ class Interpreter:
     """The reason for the choice: ``$VIRTUAL_ENV``, ``.venv above the workdir``, ``--python`` …"""
     version: str | None = None
     packages: Mapping[str, str] = field(default_factory=dict, hash=False)
-    """The installed of tensorflow, keras, tf-keras, tensorflow-estimator, numpy, protobuf, and of
-    the trackers mlflow and wandb."""
+    """The installed of tensorflow, jax, torch, keras, tf-keras, tensorflow-estimator, numpy,
+    protobuf, and of the trackers mlflow and wandb."""
 
 
 Gpu = int | str
@@ -299,8 +314,8 @@ class Plan:
     """True if tasks start through `tfcluster_workers.boot`, which reports to tfcluster."""
     workdir: str = ""
     """The job's folder on this machine; remote nodes get a copy of it."""
-    needs_tensorflow: bool = False
-    """True if the job imports TensorFlow for certain."""
+    needs: tuple[str, ...] = ()
+    """The libraries that the job imports for certain: tensorflow, jax, torch, keras."""
     include: tuple[str, ...] = ()
     """Globs of files that are copied although git ignores them."""
     withheld: tuple[str, ...] = field(default=(), metadata=ONLY_IF_SET)
@@ -357,7 +372,7 @@ class Plan:
     @property
     def library(self) -> str:
         """The name of the library that connects the tasks."""
-        return {"jax": "JAX", "torch": "torch"}.get(self.strategy, "TensorFlow")
+        return LABELS.get(self.strategy, "TensorFlow")
 
     @property
     def by_hand(self) -> tuple[TaskPlan, ...]:

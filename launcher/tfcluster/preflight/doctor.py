@@ -158,7 +158,8 @@ def examine_this_machine(python: str | None = None, *, deep: bool = False) -> Pr
     """
     workdir = Path.cwd()
     chosen = interpreters.choose(python, "--python", base=workdir, workdir=workdir)()
-    chosen = interpreters.own_instead(chosen, environ=os.environ, cwd=workdir)
+    needs = Needs()
+    chosen = interpreters.own_instead(chosen, needs.packages, environ=os.environ, cwd=workdir)
     workers = str(bundle.workers_folder().parent)
     answer = replace(
         probes.facts_of_this_machine(LOCAL, home()),
@@ -167,12 +168,12 @@ def examine_this_machine(python: str | None = None, *, deep: bool = False) -> Pr
         executable=chosen.path,
         imported=machine.import_tensorflow(chosen.path, workers) if deep else None,
     )
-    return rules.report_of([answer], Needs())
+    return rules.report_of([answer], needs)
 
 
 def _obstacle_finding(error: SetupError) -> Finding:
     """Return the finding for an obstacle of the plan, on the machine that plans."""
-    check = "TensorFlow" if isinstance(error, InterpreterError) else "spec"
+    check = "Python path" if isinstance(error, InterpreterError) else "spec"
     return Finding(LOCAL, check, error.message, error.fix)
 
 

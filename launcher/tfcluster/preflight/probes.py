@@ -176,7 +176,7 @@ def probe_this_node(plan: Plan, nodes: Sequence[str]) -> PreflightReport:
     Ports are left to the agent, which holds them; Python and script were checked by the plan.
     """
     answers = [_planned_answer(plan, plan.node(name), ProbeAnswer(name)) for name in nodes]
-    return rules.report_of(answers, replace(rules.needs_of(plan), tensorflow=False))
+    return _report_of_this_machine(answers, plan)
 
 
 def probe_this_node_in_detail(
@@ -193,7 +193,12 @@ def probe_this_node_in_detail(
         if deep and answer.executable:
             answer = _with_import(answer, next(t for t in plan.tasks if t.node == node.name))
         answers.append(answer)
-    return rules.report_of(answers, rules.needs_of(plan)).with_more(_taken_ports(plan, locks))
+    return _report_of_this_machine(answers, plan).with_more(_taken_ports(plan, locks))
+
+
+def _report_of_this_machine(answers: Sequence[ProbeAnswer], plan: Plan) -> PreflightReport:
+    """Return the report without the packages that are missing, as `find_obstacles` names them."""
+    return rules.report_of(answers, replace(rules.needs_of(plan), packages=()))
 
 
 def _with_import(answer: ProbeAnswer, task: TaskPlan) -> ProbeAnswer:

@@ -17,7 +17,7 @@ from tfcluster.agent.containers.container_wait import OLDEST_PYTHON
 from tfcluster.errors import InterpreterError, SetupError, count_names, join_first
 from tfcluster.nodes.probe_answers import ProbeAnswer
 from tfcluster.plans.context import LOCAL, PlanContext
-from tfcluster.plans.job_facts import has_hooks, needs_tensorflow
+from tfcluster.plans.job_facts import has_hooks, needed_packages
 from tfcluster.plans.keras_settings import (
     TESTED,
     cannot_be_patched,
@@ -27,7 +27,7 @@ from tfcluster.plans.keras_settings import (
     with_inherited_switch,
 )
 from tfcluster.plans.placement import by_machine, find_task_gpus
-from tfcluster.plans.plan import Gpu, NodePlan, Plan, TaskId
+from tfcluster.plans.plan import LABELS, Gpu, NodePlan, Plan, TaskId, name_packages
 from tfcluster.plans.resources import GIVEN_GPUS, requested_gpus, shared_gpus
 from tfcluster.preflight.preflight_report import Finding, PreflightReport
 from tfcluster.spec import TUNER_VARIABLES
@@ -45,9 +45,7 @@ _MIN_SHM_BYTES = 64_000_000
 _MAX_SKEW_S = 5.0
 
 VERSIONS = {
-    "TensorFlow": "tensorflow",
-    "Keras": "keras",
-    "tf_keras": "tf-keras",
+    **{label: package for package, label in LABELS.items()},
     "NumPy": "numpy",
     "protobuf": "protobuf",
 }
@@ -60,7 +58,8 @@ _MAY_DIFFER = ("NumPy", "protobuf")
 class Needs:
     """The requirements of a job on the nodes it runs on."""
 
-    tensorflow: bool = True
+    packages: tuple[str, ...] = ("tensorflow",)
+    """The libraries that it imports for certain."""
     gang: bool = True
     """The nodes train as one gang, so they must be alike. False for parameter servers, tuners and
     commands whose Python is not known."""
@@ -94,7 +93,7 @@ def needs_of(plan: Plan, script_sha256: str | None = None) -> Needs:
             if isinstance(index, int):
                 highest[task.node] = max(highest.get(task.node, 0), index)
     return Needs(
-        tensorflow=plan.needs_tensorflow,
+        packages=plan.needs,
         gang=known and plan.is_synchronous,
         nccl=nccl,
         without_training={task.node for task in plan.tasks}
@@ -140,10 +139,11 @@ def report_of(answers: Sequence[ProbeAnswer], needs: Needs) -> PreflightReport:
 
 
 def _check_python(answer: ProbeAnswer, needs: Needs) -> Iterator[Finding]:
-    if needs.tensorflow and "tensorflow" not in answer.packages:
+    if missing := [package for package in needs.packages if package not in answer.packages]:
         field = "--python PATH" if answer.node == LOCAL else f"runtime.hosts.{answer.node}.python"
-        fix = f"name a Python that has it: {field}"
-        yield Finding(answer.node, "TensorFlow", "its Python has no TensorFlow", fix)
+        fix = f"name a Python that has {'it' if len(missing) == 1 else 'them'}: {field}"
+        problem = f"its Python has no {name_packages(missing)}"
+        yield Finding(answer.node, LABELS[missing[0]], problem, fix)
     imported = answer.imported or {}
     if "error" in imported and "tensorflow" in answer.packages:
         problem = f"import tensorflow fails: {imported['error']}"
@@ -239,8 +239,13 @@ def _check_clock(answer: ProbeAnswer) -> Iterator[Finding]:
 
 def _compare_nodes(answers: Sequence[ProbeAnswer], needs: Needs) -> Iterator[Finding]:
     """Yield a finding for each node whose versions or GPUs differ from those of most nodes."""
-    equipped = [a for a in answers if "tensorflow" in a.packages or not needs.tensorflow]
+    equipped = [a for a in answers if a.packages.keys() >= set(needs.packages)]
+    others = {"jax", "torch"} - set(needs.packages)
+    if len(others) < 2 and "tensorflow" not in needs.packages:
+        others |= {"tensorflow", "tf-keras"}
     for row, package in VERSIONS.items():
+        if package in others:
+            continue
         versions = {a.node: a.packages.get(package, "none") for a in equipped}
         yield from _find_outliers(row, versions, is_fatal=row not in _MAY_DIFFER)
     yield from _find_outliers("Python", {a.node: a.python.rpartition(".")[0] for a in answers})
@@ -285,7 +290,7 @@ def find_obstacles(planned: Planned) -> Iterator[SetupError]:
     yield from _check_size(plan)
     yield from _check_variables(plan)
     for node in plan.nodes:
-        yield from _check_tensorflow(spec, node, context)
+        yield from _check_packages(spec, node, context)
         yield from _check_python_version(spec, node)
         yield from _check_keras_2(spec, node)
         yield from _check_keras_3(with_inherited_switch(spec, node.name, context), node, context)
@@ -338,16 +343,18 @@ def _check_variables(plan: Plan) -> Iterator[SetupError]:
             )
 
 
-def _check_tensorflow(
+def _check_packages(
     spec: ClusterSpec, node: NodePlan, context: PlanContext
 ) -> Iterator[SetupError]:
     python = node.interpreter
-    if python is None or python.version is None or "tensorflow" in python.packages:
+    if python is None or python.version is None:
         return
-    if needs_tensorflow(spec, context):
-        message = f"the job needs TensorFlow, but {python.path} ({python.why}) does not have it"
-        fix = f"{python.path} -m pip install tensorflow, or choose another with --python PATH"
-        yield InterpreterError(message, fix=fix)
+    needs = needed_packages(spec, context)
+    if missing := [package for package in needs if package not in python.packages]:
+        names, them = name_packages(missing), "it" if len(missing) == 1 else "them"
+        message = f"the job needs {names}, but {python.path} ({python.why}) does not have {them}"
+        install = f"{python.path} -m pip install {' '.join(missing)}"
+        yield InterpreterError(message, fix=f"{install}, or choose another with --python PATH")
 
 
 def _check_python_version(spec: ClusterSpec, node: NodePlan) -> Iterator[SetupError]:

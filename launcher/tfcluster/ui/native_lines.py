@@ -26,7 +26,8 @@ of TensorFlow itself until 2.20 (``2026-11-23 12:23:46.9: I tensorflow/core/util
 """
 _FORM_INSIDE = re.compile(rb"(?<=[^\n])(?=%s)" % _FORM.pattern)
 _find_mark = re.compile(
-    rb":(?:\d+\] |:InitializeLog|tensorflow:From )|\(most recent call first|Fatal Python error"
+    rb":(?:\d+\] |:InitializeLog|tensorflow:From )|\[Gloo\] Rank |\(most recent call first"
+    rb"|Fatal Python error"
 ).search
 """Finds what the first line of each message holds; a log without it costs 30 ns per line."""
 _STACK = re.compile(rb"(?:Current thread|Thread) 0x[0-9a-f]+ .*\(most recent call first\):$")
@@ -42,16 +43,13 @@ _OPTIONS = (
     rb"|(?:(?:intra|inter)_op_parallelism_threads|placement_period|operation_timeout_in_ms): -?\d+"
 )
 """A line of a ConfigProto, without those of its first level that hold a text."""
+_SERVICE_OPTIONS = rb'(?:port|protocol|\w+_(?:dir|mode|ms|address|bytes|snapshots)): (?:\w+|".*")'
+"""A line of the configuration of a tf.data service's server."""
 _ADVICE = (
     rb"(?:Please )?(?:[Uu]se|[Pp]refer|[Ss]witch to|Track) (?=.*(?:`|\btf\.| instead)).+"
     rb"|\w+ is deprecated, use \w+ instead"
 )
 """The line after ``Instructions for updating:``, where it names a replacement."""
-_DATA_SERVICE = (
-    rb"(?:port|protocol|work_dir|fault_tolerant_mode|\w+_(?:ms|address|snapshots|bytes)): "
-    rb'(?:"[^"]*"|\w+)'
-)
-"""A line of the settings that a server of tf.data writes (experimental/service_config.proto)."""
 _FROM_TENSORFLOW = (
     rb"WARNING:tensorflow:From (?=\S*/(?:(?:site|dist)-packages/(?:tensorflow\w*|keras|tf_keras)"
     rb"|workers/tfcluster_workers/jobs)/)(?>\S+) "
@@ -161,21 +159,38 @@ TABLE: Mapping[str, tuple[KnownLine, ...]] = {
             b"IW",
             more=rb"\t \[\[.*\]\].*",
         ),
+        KnownLine(
+            "local_rendezvous.cc",  # `fit` has done its steps, and drops the rest of the data
+            rb"Local rendezvous is aborting with status: CANCELLED: GetNextFromShard was cancelled",
+            b"IW",
+            more=rb"\t \[\[.*\]\].*",
+        ),
     ),
     "the tf.data service": (
-        KnownLine("grpc_util.cc", rb"Failed to Worker heartbeat\.: UNAVAILABLE: .* Will retry in "),
+        KnownLine("server_lib.cc", rb"Started tf\.data \w+Server running at "),
         KnownLine(
-            "dispatcher_impl.cc",
-            rb"Attempting to restore dispatcher state from journal in |No journal found\. "
-            rb"|Restored from journal in ",
-        ),
-        KnownLine(
-            "dispatcher_impl.cc worker_impl.cc",
-            rb"(?:Started tf\.data service dispatcher with|Worker registered with .*) config: ",
-            more=_DATA_SERVICE,
+            "worker_impl.cc",
+            rb"Worker registered with dispatcher running at ",
+            more=_SERVICE_OPTIONS,
             last=b"",
         ),
-        KnownLine("server_lib.cc", rb"Started tf\.data (?:Dispatch|Worker)Server running at "),
+        KnownLine(
+            "dispatcher_impl.cc",
+            rb"Started tf\.data service dispatcher with config: ",
+            more=_SERVICE_OPTIONS,
+            last=b"",
+        ),
+        KnownLine(
+            "dispatcher_impl.cc",
+            rb"Attempting to restore dispatcher state from journal in "
+            rb"|No journal found\. Starting dispatcher from new state\."
+            rb"|Restored from journal in ",
+        ),
+        KnownLine("dispatcher_impl.cc", rb".{1,200} tf\.data service AutoScaler: ", b"W"),
+        KnownLine(  # the wait grows: 1 s or more means that the dispatcher is not merely late
+            "grpc_util.cc",
+            rb"Failed to Worker heartbeat\.: UNAVAILABLE: .{1,400} Will retry in \d{1,3}ms\.$",
+        ),
     ),
     "the profiler": (
         KnownLine(
@@ -187,6 +202,13 @@ TABLE: Mapping[str, tuple[KnownLine, ...]] = {
     "gRPC": (
         KnownLine("fork_posix.cc", rb"Other threads are currently calling into gRPC, ", b"IWE"),
         KnownLine("ev_poll_posix.cc ev_epoll1_linux.cc", rb"FD from fork parent still in ", b"IWE"),
+    ),
+    "Gloo, which connects JAX's processes on CPUs": (
+        KnownLine(
+            "",
+            rb"\[Gloo\] Rank \d+ is connected to (\d+) peer ranks\."
+            rb" Expected number of connected peer ranks is : \1$",
+        ),
     ),
     "absl's banner": (
         KnownLine(

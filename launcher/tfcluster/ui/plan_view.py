@@ -14,6 +14,7 @@ from tfcluster.errors import TfclusterError, join_first
 from tfcluster.plans import remote_paths
 from tfcluster.plans.context import LOCAL
 from tfcluster.plans.plan import (
+    LABELS,
     Command,
     EnvVar,
     Interpreter,
@@ -36,7 +37,6 @@ _MAX_LISTED = 16
 """Tasks or ports that are listed one by one."""
 _MAX_NAMES = 3
 """Nodes or tasks that are named in the label of a row they share."""
-_LABELS = {"tensorflow": "TensorFlow", "keras": "Keras", "tf-keras": "tf_keras"}
 
 
 def quote(word: str) -> str:
@@ -195,10 +195,14 @@ def format_exports(
     return [*lines, f"# start it: {start_line(task)}"]
 
 
-def format_interpreter(python: Interpreter) -> str:
-    """Return a Python's path and why it was chosen, and its versions on a second line."""
+def format_interpreter(python: Interpreter, *, strategy: str) -> str:
+    """Return a Python's path and why it was chosen, and its versions on a second line.
+
+    JAX and torch are shown if `strategy` is theirs.
+    """
     versions = [f"Python {python.version}"] if python.version else []
-    versions += [f"{_LABELS[n]} {python.packages[n]}" for n in _LABELS if n in python.packages]
+    shown = [p for p in LABELS if p not in ("jax", "torch") or p == strategy]
+    versions += [f"{LABELS[p]} {python.packages[p]}" for p in shown if p in python.packages]
     line = f"{keep_whole(python.path)} ({python.why})"
     return f"{line}\n{', '.join(versions)}" if versions else line
 
@@ -323,7 +327,8 @@ def _pythons(plan: Plan) -> Iterator[tuple[str, str]]:
     nodes: dict[str, list[str]] = {}
     for node in plan.nodes:
         if node.interpreter is not None:
-            nodes.setdefault(format_interpreter(node.interpreter), []).append(node.name)
+            python = format_interpreter(node.interpreter, strategy=plan.strategy)
+            nodes.setdefault(python, []).append(node.name)
     for python, names in nodes.items():
         yield "python" if len(nodes) == 1 else f"python on {join_first(names, _MAX_NAMES)}", python
 

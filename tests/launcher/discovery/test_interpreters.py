@@ -128,7 +128,7 @@ def silent_python(folder: Path) -> str:
     """Make a `python3` without TensorFlow; return its folder, as a PATH."""
     folder.mkdir()
     python = folder / "python3"
-    python.write_text(f"""#!/bin/sh\necho "('{python}', '3.12.1', False, [])"\n""")
+    python.write_text(f"""#!/bin/sh\necho "('{python}', '3.12.1', [], [])"\n""")
     python.chmod(0o755)
     return f"{folder}:/usr/bin:/bin"
 
@@ -152,7 +152,7 @@ def test_tfcluster_s_own_python_is_used_if_nothing_chose_one_and_only_it_has_ten
     expected: str,
 ) -> None:
     own = make_venv(tmp_path / "own", *own_packages)
-    own.write_text(f"""#!/bin/sh\necho "('{own}', '3.11.7', False, [])"\n""")
+    own.write_text(f"""#!/bin/sh\necho "('{own}', '3.11.7', [], [])"\n""")
     monkeypatch.setattr(sys, "executable", str(own))
     make_venv(tmp_path / "venv", "tensorflow-2.15.1")
     (tmp_path / "train.py").write_text(script)

@@ -91,10 +91,12 @@ def test_the_strategy_of_another_library_is_found_where_it_is_certain(
     assert with_found_strategy(spec, context).strategy.name == strategy
 
 
-def test_a_job_of_jax_needs_no_tensorflow_and_gets_the_backend_of_keras(plan_of: Planner) -> None:
+def test_a_job_of_jax_needs_that_and_no_tensorflow_and_gets_the_backend_of_keras(
+    plan_of: Planner,
+) -> None:
     job = {"script": None, "module": "tfcluster_workers.jobs.keras_jax"}
     plan = plan_of({"job": job, "strategy": {"name": "jax"}}, imports=None)
-    assert not plan.needs_tensorflow
+    assert plan.needs == ("jax", "keras")
     assert plan.is_synchronous
     assert plan.settings == {}
     assert env(plan)["KERAS_BACKEND"] == "jax"
@@ -139,7 +141,7 @@ def test_single_jobs_or_tasks_may_have_another_program_or_other_arguments(
     assert "PYTHONPATH" in env(plan, "evaluator:0"), "boot.py sets it for the others"
     assert "PYTHONPATH" not in env(plan, "ps:0")
     assert plan.hooks
-    assert plan.needs_tensorflow
+    assert plan.needs == ("tensorflow",)
 
 
 def test_tasks_with_their_own_command_are_not_preloaded(plan_of: Planner) -> None:

@@ -73,34 +73,45 @@ def test_a_python_that_is_too_old_for_the_hooks_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("job", "imports", "needed"),
+    ("job", "imports", "strategy", "missing"),
     [
-        ({}, {"os", "tensorflow.keras"}, True),
-        ({}, {"tf_keras"}, True),
-        ({}, {"os", "json"}, False),
-        ({}, None, False),
-        ({"kind": "plain"}, {"tensorflow"}, True),
-        ({"script": None, "module": "tfcluster_workers.jobs.keras_mnist"}, None, True),
-        ({"script": None, "command": ["python", "train.py"]}, {"tensorflow"}, False),
+        ({}, {"os", "tensorflow.keras"}, None, "tensorflow"),
+        ({}, {"tf_keras"}, None, "tensorflow"),
+        ({}, {"os", "json"}, None, ""),
+        ({}, None, None, ""),
+        ({"kind": "plain"}, {"tensorflow"}, None, "tensorflow"),
+        (
+            {"script": None, "module": "tfcluster_workers.jobs.keras_mnist"},
+            None,
+            None,
+            "tensorflow",
+        ),
+        ({"script": None, "module": "tfcluster_workers.jobs.keras_jax"}, None, "jax", "jax keras"),
+        ({}, {"os", "flax"}, "jax", "jax"),
+        ({}, {"keras", "tensorflow"}, "jax", "jax keras tensorflow"),
+        ({}, {"keras"}, "torch", "torch keras"),
+        ({"script": None, "command": ["python", "train.py"]}, {"tensorflow"}, None, ""),
     ],
 )
-def test_tensorflow_must_be_installed_if_the_job_certainly_needs_it(
+def test_the_libraries_that_the_job_certainly_needs_must_be_installed(
     spec_of: SpecOf,
     machine: PlanContext,
     job: dict[str, Any],
     imports: set[str] | None,
-    needed: bool,
+    strategy: str | None,
+    missing: str,
 ) -> None:
     context = replace(
         machine,
         imports=None if imports is None else frozenset(imports),
         interpreters={"local": WITHOUT_TENSORFLOW},
     )
-    found = found_by(spec_of({"job": job}), context)
-    assert [type(obstacle) for obstacle in found] == ([InterpreterError] if needed else [])
-    if needed:
-        assert "/bare/bin/python (.venv in the workdir) does not have it" in str(found[0])
-        assert "/bare/bin/python -m pip install tensorflow" in found[0].fix
+    job = {"script": None, **job} if "module" in job else job
+    found = found_by(spec_of({"job": job, "strategy": {"name": strategy}}), context)
+    assert [type(obstacle) for obstacle in found] == ([InterpreterError] if missing else [])
+    if missing:
+        assert "/bare/bin/python (.venv in the workdir) does not have" in str(found[0])
+        assert f"/bare/bin/python -m pip install {missing}, or" in found[0].fix
 
 
 def test_requested_keras_2_must_be_installed(spec_of: SpecOf, machine: PlanContext) -> None:

@@ -57,7 +57,17 @@ def test_the_node_that_differs_from_the_other_two_is_named(
 def test_a_python_without_tensorflow_is_fatal_only_for_a_job_that_imports_it() -> None:
     bare = [replace(answer, packages={}) for answer in (A, B)]
     assert [finding.what for finding in found(*bare)] == ["its Python has no TensorFlow"] * 2
-    assert found(*bare, tensorflow=False) == []
+    assert found(*bare, packages=()) == []
+
+
+def test_only_versions_of_the_library_that_connects_the_tasks_must_be_equal() -> None:
+    of_jax = {"keras": "3.15.1", "jax": "0.10.2"}
+    newer, with_tensorflow = {**of_jax, "jax": "0.11.0"}, {**of_jax, "tensorflow": "2.21.0"}
+    nodes = [replace(n, packages=p) for n, p in ((A, of_jax), (B, newer), (C, with_tensorflow))]
+    (finding,) = found(*nodes, packages=("jax", "keras"))
+    assert finding.what == "JAX: 0.11.0 on this node, 0.10.2 on the others"
+    others = [replace(node, packages={**VERSIONS, "jax": node.node}) for node in (A, B)]
+    assert found(*others) == []
 
 
 def test_a_blocked_port_is_reported_for_the_node_that_cannot_connect() -> None:
@@ -93,7 +103,7 @@ def test_a_wrong_address_is_fatal_but_a_full_disk_and_a_wrong_clock_are_warnings
 
 def test_nodes_without_a_gang_may_have_different_packages_and_gpus() -> None:
     other = replace(B, packages={}, gpus=("H100",))
-    assert found(A, other, tensorflow=False, gang=False) == []
+    assert found(A, other, packages=(), gang=False) == []
 
 
 def test_nodes_without_a_worker_may_have_other_gpus_and_versions_than_the_workers() -> None:
@@ -152,7 +162,9 @@ def test_every_accepted_answer_can_be_judged_and_displayed(field: str, value: ob
         probed = probe_answers.read_answer(json.dumps({**REPORT, field: value}), now=0.0)
     except ValueError:
         return
-    found(probed, B, tensorflow=True, script_sha256="aa", gpu_indexes={"a": 1}, writes="/mnt")
+    found(
+        probed, B, packages=("tensorflow",), script_sha256="aa", gpu_indexes={"a": 1}, writes="/mnt"
+    )
     assert format_report(PreflightReport(("a",), (probed,), ()), width=None, colours=False)
 
 
@@ -232,7 +244,7 @@ def test_a_node_whose_tensorflow_registers_no_gpu_is_named_with_the_library() ->
 def test_there_is_nothing_to_say_about_gpus_that_are_registered_or_not_to_be_seen(
     answer: ProbeAnswer,
 ) -> None:
-    assert found(answer, with_gpus={"a"}, tensorflow=False) == []
+    assert found(answer, with_gpus={"a"}, packages=()) == []
 
 
 def test_fewer_registered_gpus_than_the_driver_lists_are_a_warning() -> None:

@@ -115,8 +115,12 @@ def test_a_message_may_continue_in_the_next_block(size: int) -> None:
         b" Failed call to cuInit: CUDA_ERROR_SYSTEM_DRIVER_MISMATCH: system has unsupported",
         b"E0000 00:00:1.5   260 cuda_dnn.cc:522] Could not create cudnn handle: INTERNAL_ERROR",
         b"W0000 00:00:1.5   260 gpu_device.cc:2340] Cannot dlopen some GPU libraries.",
+        b"I0000 00:00:1.5   260 grpc_util.cc:86] Failed to Worker heartbeat.: UNAVAILABLE: Failed"
+        b" to perform worker heartbeat: failed to connect to all addresses. Will retry in 1042ms.",
+        b"[Gloo] Rank 0 is connected to 1 peer ranks. Expected number of connected peer ranks is"
+        b" : 3",
     ],
-    ids=range(32),
+    ids=range(34),
 )  # fmt: skip
 def test_lines_that_resemble_native_ones_or_may_say_why_a_task_fails_are_shown(line: bytes) -> None:
     assert kept(line) == [line]

@@ -76,6 +76,7 @@ def train(keras: Any, args: argparse.Namespace) -> tuple[float, float]:
         steps_per_epoch=args.steps,
         epochs=args.epochs,
         initial_epoch=done,
+        shuffle=False,
         verbose=0,
         callbacks=[
             callbacks.epoch_line(keras, model, write=lambda line: print(line, flush=True)),

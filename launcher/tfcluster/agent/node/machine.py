@@ -22,7 +22,10 @@ from tfcluster.agent.error_text import describe_error, reason_of
 from tfcluster.agent.foreign_json import parse_json_object
 from tfcluster.agent.node import limits
 
-PACKAGES = ("tensorflow", "keras", "tf-keras", "numpy", "protobuf", "mlflow", "wandb")
+PACKAGES = (
+    *("tensorflow", "jax", "torch", "keras", "tf-keras", "numpy", "protobuf"),
+    *("mlflow", "wandb"),
+)
 _DISTRIBUTIONS = {
     "tensorflow": (
         "tensorflow",
