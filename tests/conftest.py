@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from .darwin import become_darwin
 from .forked import DROPPED, ForkServer
 from .scheduling import OneByOne, is_extended, place
 
@@ -25,6 +26,12 @@ for _name in set(DROPPED) - {"CI"}:  # xdist's workers, which inherit the rest, 
     os.environ.pop(_name, None)
 
 IS_CI = os.environ.get("CI") == "true"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    starts_workers = config.getoption("numprocesses", None) and not hasattr(config, "workerinput")
+    if os.environ.get("TFCLUSTER_TEST_PLATFORM") == "darwin" and not starts_workers:
+        become_darwin()
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by marks
