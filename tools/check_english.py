@@ -18,6 +18,8 @@ DOCUMENTS = (
     "README.md",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
+    "SECURITY.md",
+    ".github",
     "docs",
     "benchmarks/README.md",
     "cluster_specs/README.md",
