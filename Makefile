@@ -122,7 +122,7 @@ check: $(NEWEST) ## run ruff, mypy, import-linter, the check for plain English, 
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
-	@$(BIN)/mypy tests benchmarks tools/generated tools/pictures tools/release/notes.py tools/site tools/check_english.py tools/touched_files.py
+	@$(BIN)/mypy tests benchmarks tools/generated tools/pictures tools/release/notes.py tools/site tools/check_english.py tools/github_action.py tools/touched_files.py
 	@$(BIN)/lint-imports
 	@$(BIN)/python tools/check_english.py
 	@$(BIN)/jactionlint --profile correctness --shellcheck= --pyflakes=

@@ -73,6 +73,27 @@ def test_a_command_that_does_not_exist_is_found(line: str) -> None:
     assert problem(line)
 
 
+@pytest.mark.parametrize(
+    ("schema", "pattern"),
+    [
+        ("issue-forms", ".github/ISSUE_TEMPLATE/[!c]*.yml"),
+        ("issue-config", ".github/ISSUE_TEMPLATE/config.yml"),
+        ("dependabot", ".github/dependabot.yml"),
+        ("actions", "action.yml"),
+    ],
+)
+def test_the_host_can_read_a_file(schema: str, pattern: str) -> None:
+    files = sorted(map(str, ROOT.glob(pattern)))
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema"]
+    done = subprocess.run(
+        [*command, f"vendor.github-{schema}".replace("github-dep", "dep"), *files],
+        capture_output=True,
+        text=True,
+    )
+    assert files
+    assert done.returncode == 0, done.stdout
+
+
 def test_the_notes_of_a_release_are_its_section_of_the_changelog() -> None:
     changelog = (
         "# C\n\n## [Unreleased]\n\n- n\n\n## [1.10.0] - 2026-01-02\n\n- a\n\n## [1.1.0]\n- b\n"
