@@ -20,6 +20,7 @@ DOCUMENTS = (
     "CONTRIBUTING.md",
     "SECURITY.md",
     ".github",
+    "skills",
     "docs",
     "benchmarks/README.md",
     "cluster_specs/README.md",
