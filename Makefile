@@ -118,13 +118,15 @@ test-next: $(NEWEST) $(NIGHTLY) $(NEXT) ## test the Keras 3 patch with the next 
 parity: setup ## measure the table of docs/parity.md again: 1, 2 and 3 workers, each Keras
 	@$(BIN)/python -m tests.parity > docs/parity.new && mv docs/parity.new docs/parity.md
 
-check: $(NEWEST) ## run ruff, mypy, import-linter and the check for plain English
+check: $(NEWEST) ## run ruff, mypy, import-linter, the check for plain English, and linters of the workflows
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
-	@$(BIN)/mypy tests benchmarks tools/generated tools/pictures tools/site tools/check_english.py tools/touched_files.py
+	@$(BIN)/mypy tests benchmarks tools/generated tools/pictures tools/release/notes.py tools/site tools/check_english.py tools/github_action.py tools/touched_files.py
 	@$(BIN)/lint-imports
 	@$(BIN)/python tools/check_english.py
+	@$(BIN)/jactionlint --profile correctness --shellcheck= --pyflakes=
+	@$(BIN)/zizmor --offline --quiet .
 
 generated: $(NEWEST) ## regenerate the JSON schema and pages of docs/reference from the code
 	@$(BIN)/python -m tools.generated

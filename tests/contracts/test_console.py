@@ -25,6 +25,7 @@ from tfcluster.spec.load import load
 PAGES = [
     *sorted({*DOCS.rglob("*.md")} - {DOCS / "benchmarks.md"}),  # tests/benchmarks checks that one
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "cluster_specs/README.md")),
+    *ROOT.glob("skills/*/SKILL.md"),
 ]
 KOREAN = sorted((DOCS / "ko").glob("*.md"))
 BLOCKS = [block for page in PAGES if page not in KOREAN for block in blocks(page)]
@@ -36,7 +37,8 @@ OTHER_PROGRAMS = {
 """Programs that are not ours, whose options no test knows."""
 FILES = {
     **dict.fromkeys(
-        ("train.json", "train.yaml"), '{"cluster": {"worker": 2}, "job": {"script": "train.py"}}'
+        ("train.json", "train.yaml", "tfcluster.json"),
+        '{"cluster": {"worker": 2}, "job": {"script": "train.py"}}',
     ),
     **dict.fromkeys(("train.py", "lab", "requirements.txt"), ""),
 }

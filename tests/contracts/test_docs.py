@@ -11,7 +11,11 @@ import pytest
 from tfcluster.agent import budgets
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("*_specs/*.md")])
+PAGES = sorted(
+    page
+    for pattern in ("*.md", "docs/**/*.md", "*_specs/*.md", "skills/*/*.md")
+    for page in ROOT.glob(pattern)
+)
 JOBS = ROOT / "workers/tfcluster_workers/jobs"
 INDEX = ROOT / "docs/tutorials/index.md"
 TOOLS = {"evaluate", "show_shards"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -11,12 +12,14 @@ from collections.abc import Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.wait import WebDriverWait
 from tests.browser import Browser, browser
 
+from tfcluster.spec import SPEC_NAMES, published_schema
 from tfcluster.ui import pages
 
 ROOT = Path(__file__).parents[2]
@@ -47,6 +50,25 @@ def chromium() -> Iterator[Browser]:
 def test_every_page_of_the_documentation_is_on_the_site(site: Path) -> None:
     for path in (ROOT / "docs").rglob("*.md"):
         assert (site / path.relative_to(ROOT / "docs").with_suffix(".html")).is_file()
+
+
+def test_llms_txt_lists_the_markdown_of_every_english_page_with_its_first_sentence(
+    site: Path,
+) -> None:
+    text = (site / "llms.txt").read_text()
+    listed = re.findall(r"^- \[[^]]+\]\(([^)]+)\): \W*\w.+\.$", text, re.MULTILINE)
+    pages = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")}
+    assert set(listed) == {page for page in pages if not page.startswith("ko/")}
+    assert text.startswith("# tfcluster\n\n> tfcluster runs multi-worker TensorFlow jobs.")
+    for page in listed:
+        assert (site / page).read_bytes() == (ROOT / "docs" / page).read_bytes()
+
+
+def test_the_entry_for_schemastore_names_the_schema_of_the_site(site: Path) -> None:
+    entry = json.loads((ROOT / "tools/release/schemastore.json").read_text())
+    path = urlsplit(entry["url"]).path.removeprefix("/tfcluster/")
+    assert (site / path).read_text() == published_schema.text()
+    assert entry["fileMatch"] == [*SPEC_NAMES]
 
 
 def test_no_page_loads_anything_from_another_host(site: Path) -> None:

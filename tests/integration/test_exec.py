@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import shutil
 import signal
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.documentation import DOCS, blocks
 
 from .commandline import CommandLine, screen, wait_for
 from .live import Live, is_alive
@@ -92,10 +94,18 @@ def launched(shell: CommandLine) -> tuple[Any, dict[str, Any]]:
     return process, read_launch_json(process)
 
 
+def vs_code_task() -> dict[str, Any]:
+    """Return the task of docs/guides/editors.md that waits for `tfcluster debug`."""
+    page = blocks(DOCS / "guides/editors.md")
+    text = next(block.text for block in page if "problemMatcher" in block.text)
+    task: dict[str, Any] = json.loads(text)["tasks"][0]
+    return task
+
+
 @pytest.mark.slow
 def test_a_debugger_attaches_to_a_task_through_a_port_of_this_machine(shell: CommandLine) -> None:
     if shutil.which("gdb") is None:
-        pytest.skip("needs gdb: see .ci/run")
+        pytest.skip("needs gdb: see .ci/packages")
     with training(shell) as run:
         process, configuration = launched(shell)
         (mapping,) = configuration["pathMappings"]
@@ -108,4 +118,8 @@ def test_a_debugger_attaches_to_a_task_through_a_port_of_this_machine(shell: Com
         again, second = launched(shell)  # debugpy listens already
         assert second["connect"]["port"] != 0
     assert again.wait(60) == 0
-    assert b"worker:1 has ended" in again.stderr.read()
+    said = again.stderr.read().decode()
+    assert "worker:1 has ended" in said
+    waits_for = vs_code_task()["problemMatcher"]["background"]
+    assert re.search(waits_for["beginsPattern"], said)
+    assert re.search(waits_for["endsPattern"], said)

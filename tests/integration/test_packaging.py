@@ -113,6 +113,7 @@ def test_the_wheel_holds_both_packages_the_templates_and_the_schema(wheel: Path)
     pages = {f"tfcluster/{page.relative_to(ROOT)}" for page in (ROOT / "docs").rglob("*.md")}
     assert {name for name in names if name.startswith("tfcluster/docs/")} == pages
     assert [name for name in names if name.endswith("schema.json")]
+    assert [name for name in names if name.endswith("data/share/man/man1/tfcluster.1")]
     assert not [name for name in names if name.startswith("tests") or "__pycache__" in name]
 
 

@@ -78,7 +78,7 @@ def existing_daemon() -> Docker | None:
 
 
 def missing_tools() -> list[str]:
-    """Return the tools for a `Dockerd` that this machine lacks; `.ci/run` knows their packages."""
+    """Return the tools for a `Dockerd` that this machine lacks: see `.ci/packages`."""
     lacking = [tool for tool in TOOLS if not shutil.which(tool, path=_path())]
     return lacking if os.getuid() == 0 else ["root", *lacking]
 

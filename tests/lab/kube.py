@@ -34,7 +34,7 @@ DNS = Path(__file__).with_name("kube_dns.py")
 
 
 def missing_tools() -> list[str]:
-    """Return the tools that this machine lacks; `.ci/run` knows their packages."""
+    """Return the tools that this machine lacks; `.ci/packages` knows their packages."""
     lacking = [tool for tool in TOOLS if not shutil.which(tool, path=PATH)]
     lacking += [] if PLUGINS.exists() else ["containernetworking-plugins"]
     return lacking if os.getuid() == 0 else ["root", *lacking]

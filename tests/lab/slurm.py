@@ -36,7 +36,7 @@ FINAL = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED"
 
 
 def missing_tools() -> list[str]:
-    """Return the tools that this machine lacks; `.ci/run` knows their packages."""
+    """Return the tools that this machine lacks; `.ci/packages` knows their packages."""
     lacking = [tool for tool in TOOLS if not shutil.which(tool, path=PATH)]
     return lacking if os.getuid() == 0 else ["root", *lacking]
 

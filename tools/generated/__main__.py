@@ -1,4 +1,4 @@
-"""Writes the files that are made from the code: the JSON schema and pages of the reference.
+"""Writes the files that are made from the code: JSON schema, pages of the reference, man page.
 
 `make generated` runs this in the checkout whose `launcher/` is imported.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from tools.generated import command_page, event_page, schema, spec_page
+from tools.generated import command_page, event_page, man_page, schema, spec_page
 
 from tfcluster.spec import published_schema
 
@@ -21,6 +21,7 @@ def main() -> None:
     _write(reference / "spec.md", spec_page.render())
     _write(reference / "commands.md", command_page.render())
     _write(reference / "events.md", event_page.render())
+    _write(shipped.parents[2] / "man/tfcluster.1", man_page.render())
 
 
 def _write(path: Path, text: str) -> None:

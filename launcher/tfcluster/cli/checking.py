@@ -7,6 +7,7 @@ and what on this machine would stop them. `doctor` asks the nodes, too.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 import click
 
@@ -33,38 +34,51 @@ _plan_options = plan_options(*HOST_OPTIONS, backend_option)
 
 
 @click.command("validate")
-@_spec
+@click.argument("specs", metavar="[SPEC]...", nargs=-1)
 @_plan_options
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, with all problems.")
-def validate(spec: str | None, changes: PlanOptions, as_json: bool) -> None:
-    """Check SPEC (./tfcluster.json; - = standard input); report every problem with a fix.
+@click.option("--json", "as_json", is_flag=True,
+              help="Print one JSON object per SPEC, with all problems.")  # fmt: skip
+def validate(specs: tuple[str, ...], changes: PlanOptions, as_json: bool) -> None:
+    """Check each SPEC (./tfcluster.json; - = standard input); report every problem with a fix.
 
     Files, folders and variables that SPEC names must exist. Exit codes, those of `plan`: 0 the spec
     is OK, 2 it is not, 3 the tasks' Python does not work. `tfcluster doctor SPEC` checks that this
     machine and the hosts can run it.
     """
     terminal = Terminal()
-    try:
-        checked, path = (planned := planning.plan(spec, changes)).spec, planned.plan.spec_path
-    except TfclusterError as error:
-        if not as_json:
-            raise
-        problems = _problems_of(error, spec or ".")
-        terminal.emit_json({"valid": False, "problems": problems})
-        raise click.exceptions.Exit(error.exit_code) from None
-    if as_json:
-        known = {"spec": path, "name": checked.name, "tasks": checked.task_count}
-        terminal.emit_json({"valid": True, **known, "problems": []})
+    wrong = list[TfclusterError]()
+    problems = list[Problem]()
+    for spec in specs or (None,):
+        try:
+            planned = planning.plan(spec, changes)
+        except TfclusterError as error:
+            found = _problems_of(error, spec or ".")
+            if as_json:
+                shown = [{"place": p.place, "message": p.message, "cure": p.fix} for p in found]
+                terminal.emit_json({"valid": False, "problems": shown})
+            wrong.append(error)
+            problems += found
+            continue
+        checked, path = planned.spec, planned.plan.spec_path
+        if as_json:
+            known = {"spec": path, "name": checked.name, "tasks": checked.task_count}
+            terminal.emit_json({"valid": True, **known, "problems": []})
+        else:
+            name = spec or (os.path.basename(path) if path else "-")
+            terminal.say(f"{name}: OK; {checked.name}, {plural(checked.task_count, 'task')}")
+    if not wrong:
         return
-    shown = spec or (os.path.basename(path) if path else "-")
-    terminal.say(f"{shown}: OK; {checked.name}, {plural(checked.task_count, 'task')}")
+    together = wrong[0] if len(wrong) == 1 else SpecError(problems)
+    together.exit_code = min(error.exit_code for error in wrong)
+    if as_json:
+        raise click.exceptions.Exit(together.exit_code)
+    raise together
 
 
-def _problems_of(error: TfclusterError, place: str) -> list[dict[str, str]]:
-    """Return the problems for JSON; an error that is about no line of the spec is at `place`."""
+def _problems_of(error: TfclusterError, place: str) -> Sequence[Problem]:
+    """Return the problems of `error`; an error that is about no line of the spec is at `place`."""
     alone = [Problem(place, error.message, error.fix)]
-    problems = error.problems if isinstance(error, SpecError) else alone
-    return [{"place": one.place, "message": one.message, "cure": one.fix} for one in problems]
+    return error.problems if isinstance(error, SpecError) else alone
 
 
 @click.command("plan", cls=WithJobArgs)

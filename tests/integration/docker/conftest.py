@@ -22,7 +22,7 @@ from .harbor import Harbor
 def own_daemon(data_root: Path | None = None) -> Iterator[Dockerd]:
     """Start an empty daemon; with the `data_root` of an earlier one it has that one's images."""
     if missing := missing_tools():
-        pytest.skip(f"needs {', '.join(missing)}: see .ci/run")
+        pytest.skip(f"needs {', '.join(missing)}: see .ci/packages")
     folder = Path(tempfile.mkdtemp(prefix="dockerd-", dir="/var/tmp"))
     with Dockerd(folder, data_root) as daemon:
         yield daemon
@@ -75,7 +75,7 @@ def compose() -> list[str]:
         return plugin
     if program := shutil.which("docker-compose"):
         return [program]
-    pytest.skip("there is no Compose: see .ci/run")
+    pytest.skip("there is no Compose: see .ci/packages")
 
 
 def _code(argv: list[str]) -> int:

@@ -19,7 +19,7 @@ def lab() -> Iterator[Lab]:
     """Machines on a network of their own, made once for each test process."""
     missing = [tool for tool in ("sshd", "ssh", "ip", "unshare") if not _has(tool)]
     if missing or os.getuid() != 0:
-        pytest.skip(f"needs root and {', '.join(missing) or 'nothing else'}: see .ci/run")
+        pytest.skip(f"needs root and {', '.join(missing) or 'nothing else'}: see .ci/packages")
     with Lab(Path(tempfile.mkdtemp(prefix="lab-", dir="/var/tmp"))) as made:
         made.add("home", number=254)
         yield made

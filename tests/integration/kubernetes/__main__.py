@@ -31,7 +31,7 @@ def main() -> None:
     if options.action == "down":
         os.kill(options.pid, signal.SIGTERM)
     elif missing := missing_tools():
-        raise LabError(f"needs {', '.join(missing)}: see .ci/run")
+        raise LabError(f"needs {', '.join(missing)}: see .ci/packages")
     else:
         stay_up(options.nodes, options.owner)
 

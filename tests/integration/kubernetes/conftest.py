@@ -105,7 +105,7 @@ def _desk(request: pytest.FixtureRequest, config: Path, shell: CommandLine) -> I
 
 def need_tools() -> None:
     if missing := missing_tools():
-        pytest.skip(f"needs {', '.join(missing)}: see .ci/run")
+        pytest.skip(f"needs {', '.join(missing)}: see .ci/packages")
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

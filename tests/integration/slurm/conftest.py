@@ -18,7 +18,7 @@ from .site import Site
 def own_cluster(**settings: Any) -> Iterator[SlurmCluster]:
     """Start a cluster; `settings`: the fields of `SlurmCluster`."""
     if missing := missing_tools():
-        pytest.skip(f"needs {', '.join(missing)}: see .ci/run")
+        pytest.skip(f"needs {', '.join(missing)}: see .ci/packages")
     folder = Path(tempfile.mkdtemp(prefix="slurm-", dir="/var/tmp"))
     with SlurmCluster(folder, **settings) as cluster:
         yield cluster

@@ -41,6 +41,22 @@ def test_validate_answers_in_json(tfcluster: Tfcluster) -> None:
     assert json.loads(tfcluster("validate", "--json", "lab.json").out)["valid"] is True
 
 
+def test_several_specs_are_validated_and_the_problems_of_all_are_reported(
+    tfcluster: Tfcluster,
+) -> None:
+    Path("good.json").write_text(GOOD)
+    Path("bad.json").write_text(GOOD.replace("worker", "workers"))
+    specs = ("bad.json", "good.json", "gone.json")
+
+    done, in_json = tfcluster("validate", *specs), tfcluster("validate", "--json", *specs)
+
+    assert done.code == in_json.code == 2
+    assert "bad.json:1:14: unknown key 'workers' in cluster\n  → did you mean" in done.err
+    assert "good.json: OK; good, 2 tasks" in done.err
+    assert "gone.json: no such file" in done.err
+    assert [json.loads(line)["valid"] for line in in_json.out.splitlines()] == [False, True, False]
+
+
 def test_a_spec_is_read_from_standard_input(
     tfcluster: Tfcluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,7 +138,7 @@ BAD_LINES = {
     "a path with NUL": (["validate", "a\0b"], "not a valid path"),
     "a path too long": (["validate", "a" * 5000], "cannot be read: File name too long"),
     "bytes in a path": (["validate", "\udcff.json"], "no such file"),
-    "two specs": (["validate", "good.json", "good.json"], "unexpected extra argument"),
+    "two specs": (["plan", "good.json", "good.json"], "unexpected extra argument"),
     "unknown command": (["validat"], "No such command 'validat'"),
     "unknown option": (["validate", "--jsn"], "No such option"),
     "--set without a value": (["validate", "good.json", "--set"], "requires an argument"),
