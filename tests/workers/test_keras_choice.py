@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tfcluster_workers import keras_choice
+from tfcluster_workers.hooks import fit_position
 from tfcluster_workers.keras3 import patching, release
 from tfcluster_workers.keras3.patches import (
     OtherKerasError,
@@ -35,7 +36,7 @@ def install(monkeypatch: pytest.MonkeyPatch, obstacle: str = "", **versions: str
     `obstacle` is why Keras 3 cannot be patched.
     """
     config = SimpleNamespace(backend=lambda: "tensorflow")
-    model = type("Model", (), {patching._OBSTACLE: obstacle})
+    model = type("Model", (), {fit_position.OBSTACLE: obstacle})
     keras_3 = SimpleNamespace(
         __version__=versions.get("keras", ""), config=config, Model=model, name="3"
     )
@@ -204,7 +205,7 @@ def test_keras_2_and_other_backends_are_left_alone(version: str) -> None:
     model = type("Model", (), {"fit": lambda self: None})
     config = SimpleNamespace(backend=lambda: "jax")
     patching.attach(SimpleNamespace(__version__=version, Model=model, config=config))
-    assert not hasattr(model, patching._OBSTACLE)
+    assert not hasattr(model, fit_position.OBSTACLE)
 
 
 def test_an_error_while_patching_is_the_reason_of_the_refusal() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tfcluster_workers import reporting
 from tfcluster_workers.hooks import fit_position, keras2_callbacks, one_writer
 from tfcluster_workers.keras3 import callbacks as keras3_callbacks
 
@@ -45,6 +46,7 @@ class Model:
     def __init__(self, strategy: Strategy) -> None:
         self.distribute_strategy = strategy
         self._initial_epoch: int | None = None
+        self._tfcluster_obstacle = ""  # patched
 
 
 def keras() -> Any:
@@ -292,14 +294,17 @@ def test_with_keras_2_a_later_fit_resumes_from_its_own_backup(
 
 
 @pytest.mark.parametrize(
-    ("batches", "resumed"), [(0, (2, 0)), (2, (2, 2)), (4, (3, 0))], ids=["none", "some", "all"]
+    ("batches", "is_patched", "resumed"),
+    [(0, True, 0), (2, True, 2), (4, True, 4), (2, False, 0)],
+    ids=["none", "some", "all", "not patched"],
 )
 def test_a_backup_resumes_with_the_next_batch_of_its_epoch(
-    batches: int, resumed: tuple[int, int]
+    batches: int, is_patched: bool, resumed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It holds the position; the data begin later by the batches that are done."""
+    notes = list[str]()
+    monkeypatch.setattr(reporting, "note", notes.append)
     made = backup(keras(), CHIEF)
-    made.params = {"steps": 4}
     made._current_epoch = 2
     made.model.metrics = []
     with fit_position.of_fit():
@@ -309,19 +314,22 @@ def test_a_backup_resumes_with_the_next_batch_of_its_epoch(
         if batches:
             position.end_batch(batches - 1)
         made._save_model()
+    if not is_patched:
+        made.model._tfcluster_obstacle = "other Keras"
     with fit_position.of_fit():
         made.on_train_begin()
-        assert made.model._initial_epoch == resumed[0]
+        assert made.model._initial_epoch == 2
         position = fit_position.current()
         assert position is not None
-        position.begin_epoch(made.model, resumed[0])
-        assert (position.epoch, position.batches) == resumed
+        position.begin_epoch(made.model, 2)
+        assert (position.epoch, position.batches) == (2, resumed)
         data = iter("abcd")
         steps = ((first, first + 1, data) for first in (0, 2))  # two steps in a call
         iterator = SimpleNamespace(steps_per_execution=2)
         left = [entry[0] for entry in fit_position.enumerate_steps(lambda _: steps, iterator)]
-        assert left == list(range(resumed[1], 4, 2))
-        assert next(data) == "abcd"[resumed[1]]
+        assert left == list(range(resumed, 4, 2))
+        assert "".join(data) == "abcd"[resumed:]
+    assert [note.split(",")[0] for note in notes] == ["epoch 3 begins again"] * (not is_patched)
 
 
 def test_a_chief_killed_during_a_backup_leaves_the_previous_backup() -> None:

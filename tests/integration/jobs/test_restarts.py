@@ -187,7 +187,7 @@ def numbers_of(trained: Trained, task: str, fit: str) -> dict[tuple[str, str], l
 @pytest.mark.parametrize(
     ("python", "keras", "every", "victim", "first"),
     [
-        ("newest", "keras", "3", "worker:0", 10),
+        ("newest", "keras", "4", "worker:0", 9),
         ("tf215", "tf.keras", "epoch", "worker:1", 9),
     ],
 )

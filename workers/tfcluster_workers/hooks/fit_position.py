@@ -10,6 +10,8 @@ from __future__ import annotations
 import base64
 import contextlib
 import io
+import itertools
+import math
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -29,18 +31,26 @@ class Position:
     """The epochs done."""
     batches: int = 0
     """The batches done of the epoch after them."""
-    resumed: Mapping[str, Any] | None = None
-    """The position of a restored backup, until its epoch begins."""
-    skipped: int = 0
-    """The batches that the next epoch's iterator has to skip."""
+    batches_before: int = 0
+    """The batches of this epoch that were done before the restart."""
+    restored: Mapping[str, Any] | None = None
+    """The position of a restored backup, until the data of its epoch begin."""
+    has_metrics: bool = False
+    """True if the metrics of a resumed epoch were restored."""
+    model: Any = None
 
     def begin_epoch(self, model: Any, epoch: int) -> None:
-        """Note that `epoch` begins, its metrics reset; give a resumed epoch its metrics back."""
-        self.epoch, self.batches = epoch, 0
-        resumed, self.resumed = self.resumed, None
-        if resumed is not None and resumed["epoch"] == epoch and resumed["batches"]:
-            self.batches = self.skipped = int(resumed["batches"])
-            _restore_metrics(model, resumed["metrics"])
+        self.model = model
+        self.epoch, self.batches, self.batches_before = epoch, 0, 0
+        if self.restored is not None and self.restored["epoch"] == epoch:
+            self.batches = self.batches_before = int(self.restored["batches"])
+
+    def begin_data(self) -> Mapping[str, Any] | None:
+        """Return the restored position when the data of its epoch begin, and only then."""
+        if not self.batches_before:  # also while a callback evaluates before the epoch begins
+            return None
+        restored, self.restored = self.restored, None
+        return restored
 
     def end_batch(self, batch: int) -> None:
         self.batches = batch + 1
@@ -69,30 +79,40 @@ def of_fit() -> Iterator[None]:
         _fitting.position = before
 
 
-def save(model: Any) -> dict[str, Any] | None:
-    """Return what a backup saves of the position, or None; every worker must call it.
+OBSTACLE = "_tfcluster_obstacle"
+"""The attribute of Keras 3's `Model` that says why Keras is not patched; empty if it is."""
 
-    Only TensorFlow's Keras goes on within an epoch: that of another backend has no strategy.
+
+def can_resume_within_epoch(model: Any) -> bool:
+    """Return whether `fit` of this model can skip batches: in Keras 2, and in a patched Keras 3.
+
+    Keras 3 is patched on TensorFlow only.
     """
+    return getattr(model, OBSTACLE, None) == "" or hasattr(model, "_train_counter")
+
+
+def save(model: Any) -> dict[str, Any] | None:
+    """Return what a backup saves of the position, or None; every worker must call it."""
     position = current()
-    if position is None or not hasattr(model, "distribute_strategy"):
+    if position is None or not can_resume_within_epoch(model):
         return None
     metrics = _save_metrics(model) if position.batches else ""
     return {"epoch": position.epoch, "batches": position.batches, "metrics": metrics}
 
 
-def resume(saved: Mapping[str, Any] | None, steps_per_epoch: int | None) -> tuple[int, int] | None:
-    """Have `fit` go on from a restored backup; return epoch and batch, or None if it has neither.
-
-    An epoch whose last batch is done counts as done: neither Keras accepts an epoch without one.
-    """
+def resume(model: Any, saved: Mapping[str, Any] | None) -> tuple[int, int] | None:
+    """Have `fit` go on from a restored backup; return its epoch and batch, None if it has none."""
     position = current()
     if position is None or not saved:
         return None
     epoch, batches = int(saved["epoch"]), int(saved["batches"])
-    if steps_per_epoch and batches >= steps_per_epoch:
-        epoch, batches = epoch + 1, 0
-    position.resumed = {**saved, "epoch": epoch, "batches": batches}
+    if batches and not can_resume_within_epoch(model):
+        reporting.note(
+            f"epoch {epoch + 1} begins again, from the backup after its batch {batches}: this Keras"
+            " is not patched to go on within an epoch"
+        )
+        return epoch, 0
+    position.restored = saved
     return epoch, batches
 
 
@@ -108,15 +128,17 @@ def watch_keras_2_data(module: ModuleType) -> None:
         for epoch, iterator in stock(self):
             if skipped:
                 _skip(iterator, skipped)
-                _make_metrics(self._model, iterator)
+                _make_metrics_of_keras_2(self._model, iterator)
                 skipped = 0
             yield epoch, iterator
 
-
-def _make_metrics(model: Any, iterator: Any) -> None:
-    """Have Keras 2 make the metrics passed to `compile`, which it does when it traces a step."""
-    with contextlib.suppress(Exception):  # not with `run_eagerly`; a script's error comes again
-        model.train_function.get_concrete_function(iterator)
+    @replaces(vars(module)["DataHandler"], "steps")
+    def steps(stock: Any, self: Any) -> Any:
+        position = current()
+        restored = None if position is None else position.begin_data()
+        if position is not None and restored is not None:
+            position.has_metrics = _restore_metrics(self._model, restored["metrics"])
+        yield from stock(self)
 
 
 def enumerate_steps(stock: Any, self: Any) -> Any:
@@ -124,23 +146,70 @@ def enumerate_steps(stock: Any, self: Any) -> Any:
 
     Each is the first batch of the step, in newer releases the last one, and the iterator.
     """
-    position = current()
-    skipped = 0
-    if position is not None:
-        skipped, position.skipped = position.skipped, 0
-    for entry in stock(self):
-        if entry[0] >= skipped:
-            yield entry
-        else:
-            _skip(entry[-1], int(self.steps_per_execution))
+    position, steps = current(), stock(self)
+    restored = None if position is None else position.begin_data()
+    if position is not None and restored is not None:
+        per_step, batch = int(self.steps_per_execution), None
+        for entry in itertools.islice(steps, math.ceil(restored["batches"] / per_step)):
+            batch = _skip(entry[-1], per_step)
+        position.has_metrics = _restore_metrics(position.model, restored["metrics"], batch)
+    yield from steps
 
 
-def _skip(iterator: Any, batches: int) -> None:
+def _skip(iterator: Any, batches: int) -> Any:
+    """Skip batches and return the last one of them."""
+    batch = None
     for _ in range(batches):
-        next(iterator, None)
+        batch = next(iterator, batch)
+    return batch
 
 
 # -- metrics --------------------------------------------------------------------------------------
+
+
+def _make_metrics_of_keras_2(model: Any, iterator: Any) -> None:
+    """Have Keras 2 make the metrics passed to `compile`, which it does when it traces a step."""
+    import tensorflow as tf
+
+    step = model.train_function
+    if not hasattr(step, "get_concrete_function"):  # with `run_eagerly`
+        step = tf.function(step)
+    with contextlib.suppress(Exception):  # a script's error comes again
+        step.get_concrete_function(iterator)
+
+
+def _make_metrics_of_keras_3(model: Any, batch: Any) -> None:
+    """Have Keras 3 make them as it does under a strategy; else it waits for the first step."""
+    import tensorflow as tf
+
+    strategy = model.distribute_strategy
+    with contextlib.suppress(Exception), strategy.scope():  # a script's error comes again
+        first = [strategy.experimental_local_results(part)[0] for part in tf.nest.flatten(batch)]
+        model._symbolic_build(data_batch=tf.nest.pack_sequence_as(batch, first))
+
+
+def watch_keras_2_logs(module: ModuleType) -> None:
+    """Have Keras 2 end an epoch that is resumed with no batch left, whose logs are None."""
+    if not hasattr(module, "sync_to_numpy_or_python_type"):
+        return  # Keras 3
+
+    @replaces(module, "sync_to_numpy_or_python_type")
+    def sync_to_numpy_or_python_type(stock: Any, tensors: Any) -> Any:
+        return stock(_logs_before() if tensors is None else tensors)
+
+
+def keras_3_logs(stock: Any, self: Any, logs: Any) -> Any:
+    """Have Keras 3 end an epoch that is resumed with no batch left, whose logs are empty."""
+    return stock(self, logs or _logs_before() or logs)
+
+
+def _logs_before() -> dict[str, Any] | None:
+    """Return the metrics of a resumed epoch of which no batch was left; None in another one."""
+    position = current()
+    if position is None or not 0 < position.batches == position.batches_before:
+        return None
+    metrics = position.model.get_metrics_result() if position.has_metrics else {}
+    return dict(metrics)
 
 
 def _save_metrics(model: Any) -> str:
@@ -152,25 +221,23 @@ def _save_metrics(model: Any) -> str:
     return base64.b64encode(file.getvalue()).decode()
 
 
-def _restore_metrics(model: Any, saved: str) -> None:
-    """Set the variables of the metrics that exist by now.
+def _restore_metrics(model: Any, saved: str, batch: Any = None) -> bool:
+    """Set the variables of all metrics; return whether they are those that were saved.
 
-    Those passed to `compile` do not in Keras 2 with `run_eagerly`, and in Keras 3 before 3.5 or
-    without a strategy.
+    `batch`: data from which Keras 3 can make the metrics that do not exist yet.
     """
     import numpy as np
 
-    if not saved:
-        return
     values = list(np.load(io.BytesIO(base64.b64decode(saved))).values())
+    if batch is not None and len(_metric_variables(model)) < len(values):
+        _make_metrics_of_keras_3(model, batch)
     variables = _metric_variables(model)
-    if len(variables) < len(values):
-        reporting.note("in the resumed epoch the metrics passed to `compile` begin anew")
+    if [tuple(variable.shape) for variable in variables] != [value.shape for value in values]:
+        reporting.note("the metrics of the resumed epoch begin again: the model has other ones")
+        return False
     for variable, value in zip(variables, values):
-        if tuple(variable.shape) != value.shape:
-            reporting.note("other metrics than before: those of the resumed epoch begin anew")
-            return
         _assign(variable, value)
+    return True
 
 
 def _assign(variable: Any, value: Any) -> None:

@@ -135,6 +135,7 @@ _MODELS = (
     ("hooks.training_facts", "watch_models"),
 )
 _DATA_OF_KERAS_2 = (("hooks.fit_position", "watch_keras_2_data"),)
+_LOGS_OF_KERAS_2 = (("hooks.fit_position", "watch_keras_2_logs"),)
 _SAVED_MODELS = (("hooks.training_facts", "watch_saved_models"),)
 _SAVING_LIBRARY = (("saving.whole_files", "watch_saving_library"),)
 _HDF5_FORMAT = (("saving.whole_files", "watch_hdf5_format"),)
@@ -208,6 +209,8 @@ _HOOKS: dict[str, tuple[tuple[str, str], ...]] = {
     "keras.src.models.model": _MODELS,
     "keras.src.engine.data_adapter": _DATA_OF_KERAS_2,
     "tf_keras.src.engine.data_adapter": _DATA_OF_KERAS_2,
+    "keras.src.utils.tf_utils": _LOGS_OF_KERAS_2,
+    "tf_keras.src.utils.tf_utils": _LOGS_OF_KERAS_2,
     "keras_tuner.src.engine.base_tuner": (("hooks.tuner_hooks", "watch_search"),),
     "keras_tuner.engine.base_tuner": (("hooks.tuner_hooks", "watch_search"),),
     "keras_tuner.src.utils": (("hooks.tuner_hooks", "watch_state"),),

@@ -14,8 +14,7 @@ import os
 from types import ModuleType
 from typing import Any
 
-from tfcluster_workers import reporting
-from tfcluster_workers.hooks import fit_position, keras_hooks, one_writer
+from tfcluster_workers.hooks import fit_position, keras_hooks, one_writer, save_hooks
 from tfcluster_workers.hooks.one_writer import Method
 from tfcluster_workers.hooks.replacing import replaces
 
@@ -43,7 +42,7 @@ def _keep_position(state: Any) -> None:
     def first_epoch_and_batch(
         stock: Any, self: Any, steps_per_epoch: Any, initial_epoch: Any, mode: Any
     ) -> Any:
-        resumed = fit_position.resume(self.tfcluster_position.restored, steps_per_epoch)
+        resumed = fit_position.resume(self._model, self.tfcluster_position.restored)
         return resumed or stock(self, steps_per_epoch, initial_epoch, mode)
 
 
@@ -80,7 +79,7 @@ def _back_up(strategy: Any, stock: Method, self: Any, *args: Any, **kwargs: Any)
     result = stock(self, *args, **kwargs)
     if one_writer.may_write(strategy):
         folder = os.path.dirname(os.path.abspath(_folder(self)))
-        reporting.saved(folder, step=keras_hooks.steps_done(self._model))
+        save_hooks.report_backup(folder, keras_hooks.steps_done(self._model))
     return result
 
 

@@ -106,6 +106,8 @@ def watch_callback_list(module: ModuleType) -> None:
             stock(self, epoch, logs)
         if (position := fit_position.current()) is not None:
             position.begin_epoch(self.model, epoch)
+            if (reporter := vars(self).get(_REPORTER)) is not None:
+                reporter.begin_epoch_at(position.batches)
 
     @replaces(callback_list, "on_epoch_end")
     def end_epoch(stock: Any, self: Any, epoch: int, logs: Any = None) -> None:
@@ -272,7 +274,10 @@ class FitReporter:
         if self._is_resuming:
             # Keras 2's BackupAndRestore may resume within an epoch, say at its batch 5.
             self._is_resuming = False
-            self._base -= batch
+            self.begin_epoch_at(batch)
+
+    def begin_epoch_at(self, batch: int) -> None:
+        self._base = self._step - batch
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         if self._is_first:
@@ -305,8 +310,9 @@ class FitReporter:
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         if self._steps_per_epoch is None:  # the data's size was unknown until they ended
             self._steps_per_epoch = self._step - self._base or None
-        reading = self._reading(logs, divisor=1)
-        reporting.meter.offer(dataclasses.replace(reading, ends_epoch=True))
+        if not self._is_first:  # else resumed with no batch of the epoch left
+            reading = self._reading(logs, divisor=1)
+            reporting.meter.offer(dataclasses.replace(reading, ends_epoch=True))
 
     def on_train_end(self, logs: Any = None) -> None:
         reporting.finished()

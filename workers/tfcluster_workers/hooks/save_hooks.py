@@ -175,8 +175,8 @@ def _note_model(path: Any) -> None:
     global _model
     try:
         found = absolute_path(os.fspath(path))
-        is_checkpoint = _is_within(found, os.environ.get("TFCLUSTER_CHECKPOINT_DIR", ""))
-        if "://" in found or is_checkpoint or any(map(_TEMPORARY.fullmatch, found.split("/"))):
+        is_temporary = any(map(_TEMPORARY.fullmatch, found.split("/")))
+        if "://" in found or is_temporary or _is_checkpoint(found):
             return
         if context.current().is_chief and not context.is_evaluator():
             if _model is None:
@@ -231,13 +231,21 @@ def _report(saver: Any, path: Any, step_of: StepOf, load_of: LoadOf) -> None:
         if not (isinstance(path, str) and path and this_task.is_chief) or context.is_evaluator():
             return
         step, absolute = _ask(lambda: step_of(saver, path)), absolute_path(path)
-        # The variable, not `context`: a Path would break a URL.
-        if _is_within(absolute, os.environ.get("TFCLUSTER_CHECKPOINT_DIR", "")):
+        if _is_checkpoint(absolute):
             reporting.saw_saved(absolute, step, _ask(lambda: load_of(saver)))
         else:
             reporting.saved_elsewhere(step)
     except Exception as error:  # reporting must never break a save
         reporting.note(f"tfcluster could not report a save: {error!r}")
+
+
+def report_backup(folder: str, step: int | None) -> None:
+    """Report that a backup of Keras is complete in `folder`.
+
+    Of one outside the checkpoint directory `_report` has already reported the weights.
+    """
+    if _is_checkpoint(absolute_path(folder)):
+        reporting.saved(absolute_path(folder), step=step)
 
 
 def absolute_path(path: str) -> str:
@@ -250,6 +258,11 @@ def _ask(read: Callable[[], T]) -> T | None:
         return read()
     except Exception:  # an object of the script's own; the save is reported without the fact
         return None
+
+
+def _is_checkpoint(path: str) -> bool:
+    # The variable, not `context`: a Path would break a URL.
+    return _is_within(path, os.environ.get("TFCLUSTER_CHECKPOINT_DIR", ""))
 
 
 def _is_within(path: str, folder: str) -> bool:

@@ -31,7 +31,7 @@ _OF_FIT = "_tfcluster_of_fit"
 
 
 class _Stop:
-    """The agreement of all workers on the step to stop after; one for each process.
+    """The agreement of all workers on the step to stop after; one for each process with peers.
 
     TensorFlow keeps what they agree on in the coordination service, which forgets nothing: a second
     handler would find the first one's end there.
@@ -78,18 +78,23 @@ class _Stop:
         """Return whether a `fit` is watched: others may run in its callbacks, or in threads."""
         return self._back_up is not None
 
-    def end(self) -> None:
-        """Note that a `fit` has ended. With peers, SIGTERM is kept for the next `fit`.
+    def end(self) -> bool:
+        """Note that a `fit` has ended; return whether the next one needs another agreement.
 
-        TensorFlow ignores SIGTERM there, so nothing else changes.
+        With peers, SIGTERM is kept for the next `fit`: TensorFlow ignores SIGTERM there. Without,
+        one that came in the last validation must not stop a `fit` that begins much later.
         """
         if not self._is_own_fit():
-            return
+            return False
         self._fit = self._back_up = None
-        if not self._has_peers:
-            self._release()
         if not self._is_leaving:
             reporting.saves_on_sigterm(is_over=True)
+        if self._has_peers:
+            return False
+        self._release()
+        if self._told.is_set() and not self._is_leaving:
+            reporting.note("SIGTERM came too late for fit to save: the script goes on")
+        return self._told.is_set()
 
     def step_done(self) -> None:
         """Save and exit if this is the step that was agreed on. Cheap enough for every step."""
@@ -195,11 +200,12 @@ def step_done() -> None:
 @contextlib.contextmanager
 def end_of_fit() -> Iterator[None]:
     """Note at the end of the context that its `fit` has ended."""
+    global _stop
     try:
         yield
     finally:
-        if _stop is not None:
-            _stop.end()
+        if _stop is not None and _stop.end():
+            _stop = None
 
 
 def _is_backup(callback: Any) -> bool:
@@ -208,8 +214,8 @@ def _is_backup(callback: Any) -> bool:
 
 def _is_possible(model: Any) -> bool:
     """Return whether SIGTERM can be handled here, for a strategy that the handler supports."""
-    is_tensorflow = hasattr(model, "distribute_strategy")  # not for another backend of Keras 3
-    if threading.current_thread() is not threading.main_thread() or not is_tensorflow:
+    is_main_thread = threading.current_thread() is threading.main_thread()
+    if not is_main_thread or not fit_position.can_resume_within_epoch(model):
         return False
     if signal.getsignal(signal.SIGTERM) not in (signal.SIG_DFL, getattr(_stop, "_hear", None)):
         return False  # the script's own handler
@@ -218,7 +224,10 @@ def _is_possible(model: Any) -> bool:
 
 def _back_up(backup: Any) -> None:
     state = getattr(backup, "_training_state", None)
-    if state is not None:  # Keras 2
-        state.back_up(epoch=backup._current_epoch)
-    else:
+    if state is None:  # Keras 3
         backup._save_model()
+        return
+    if backup.save_freq == "epoch":
+        # Keras takes the saved epoch for one that has ended. Without hooks it repeats this one.
+        state._ckpt_saved_epoch.assign(backup._current_epoch - 1)
+    state.back_up(epoch=backup._current_epoch)

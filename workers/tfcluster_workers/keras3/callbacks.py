@@ -20,7 +20,6 @@ import tempfile
 from types import ModuleType
 from typing import Any
 
-from tfcluster_workers import reporting
 from tfcluster_workers.hooks import fit_position, keras_hooks, one_writer, save_hooks
 from tfcluster_workers.hooks.one_writer import Method
 from tfcluster_workers.keras3 import release
@@ -79,8 +78,7 @@ def _restore_position(strategy: Any, stock: Method, self: Any, *args: Any, **kwa
     if _exists(self._training_metadata_path):
         with _open(self._training_metadata_path) as file:
             saved = json.load(file).get(_POSITION)
-        steps_per_epoch = (getattr(self, "params", None) or {}).get("steps")
-        resumed = fit_position.resume(saved, steps_per_epoch)
+        resumed = fit_position.resume(self.model, saved)
         if resumed is not None:
             self.model._initial_epoch = resumed[0]
     # Keras does not keep the epoch it resumes in, and would save 0 until that epoch has ended.
@@ -118,9 +116,7 @@ def _open(path: str, mode: str = "r") -> Any:
 
 def _back_up_alone(strategy: Any, stock: Method, self: Any, *args: Any, **kwargs: Any) -> Any:
     result = _save_position(strategy, stock, self, *args, **kwargs)
-    reporting.saved(
-        save_hooks.absolute_path(str(self.backup_dir)), step=keras_hooks.steps_done(self.model)
-    )
+    save_hooks.report_backup(str(self.backup_dir), keras_hooks.steps_done(self.model))
     return result
 
 
@@ -143,7 +139,7 @@ def _back_up(strategy: Any, stock: Method, self: Any, *args: Any, **kwargs: Any)
         _write_below(self, real)
         one_writer.remove(folder if is_real else os.path.dirname(folder))
     if is_real:
-        reporting.saved(os.path.abspath(real), step=keras_hooks.steps_done(self.model))
+        save_hooks.report_backup(real, keras_hooks.steps_done(self.model))
     return result
 
 

@@ -17,6 +17,7 @@ import sys
 from typing import Any
 
 from tfcluster_workers import context
+from tfcluster_workers.hooks.fit_position import OBSTACLE
 from tfcluster_workers.hooks.replacing import replaces
 from tfcluster_workers.keras3 import (
     batches,
@@ -32,8 +33,6 @@ from tfcluster_workers.keras3 import (
 from tfcluster_workers.keras3.patches import OtherKerasError, Patches
 from tfcluster_workers.keras3.release import SWITCH, Keras3Error
 
-_OBSTACLE = "_tfcluster_obstacle"
-"""The attribute of `keras.Model` that says why Keras is not patched; empty if it is."""
 _STEPPING = (
     *("fit", "evaluate", "predict"),
     *("train_on_batch", "test_on_batch", "predict_on_batch"),
@@ -46,16 +45,16 @@ def attach(keras: Any) -> None:
 
     A Keras that cannot be patched stays as it is, and refuses to train on several workers.
     """
-    if not _is_of_tensorflow(keras) or release.is_switched_off() or hasattr(keras.Model, _OBSTACLE):
+    if not _is_of_tensorflow(keras) or release.is_switched_off() or hasattr(keras.Model, OBSTACLE):
         return
-    setattr(keras.Model, _OBSTACLE, "tfcluster has not finished patching it")
+    setattr(keras.Model, OBSTACLE, "tfcluster has not finished patching it")
     _require_patch(keras.Model)
-    setattr(keras.Model, _OBSTACLE, _patch(keras))
+    setattr(keras.Model, OBSTACLE, _patch(keras))
 
 
 def obstacle(keras: Any) -> str:
     """Return why this Keras is not patched for several workers; empty if it is."""
-    return str(getattr(keras.Model, _OBSTACLE, "tfcluster's hooks are not attached"))
+    return str(getattr(keras.Model, OBSTACLE, "tfcluster's hooks are not attached"))
 
 
 def _is_of_tensorflow(keras: Any) -> bool:

@@ -41,7 +41,7 @@ def add_to(patches: Patches, keras: Any) -> None:
             " experimental_local_results"
         )
     _patch_reduction(patches, module, reduction)
-    _patch_epochs(patches, module)
+    _patch_epochs(patches, trainer, module)
     for name, step in _STEPS.items():
         _patch_step(patches, trainer, name, step)
     # Since 3.7 one method makes the functions for training and for testing.
@@ -60,7 +60,7 @@ def add_to(patches: Patches, keras: Any) -> None:
         )
 
 
-def _patch_epochs(patches: Patches, module: Any) -> None:
+def _patch_epochs(patches: Patches, trainer: Any, module: Any) -> None:
     """Have `fit` go on in the middle of an epoch; require what `_first_batch` reads, too."""
     read = ("_distributed_dataset", "data_adapter")
     classes = (value for value in vars(module).values() if isinstance(value, type))
@@ -70,6 +70,9 @@ def _patch_epochs(patches: Patches, module: Any) -> None:
     names = ("_enumerate_iterator", "enumerate_epoch")  # the first one since 3.5
     name = next((each for each in names if hasattr(iterator, each)), names[0])
     patches.replaces(iterator, name, takes=["self"])(fit_position.enumerate_steps)
+    owner = defining_class(trainer, "_get_metrics_result_or_logs")
+    logs = patches.replaces(owner, "_get_metrics_result_or_logs", takes=["self", "logs"])
+    logs(fit_position.keras_3_logs)
 
 
 def _patch_reduction(patches: Patches, module: Any, name: str) -> None:
