@@ -57,7 +57,9 @@ def example_at(path: FieldPath) -> Any:
 
 def keys_at(path: FieldPath) -> set[str]:
     """Return the keys that an object at `path` may have."""
-    return {key for form in _forms_at(path) for key in form.get("properties", ())}
+    forms = _forms_at(path)
+    names = {name for form in forms for name in form.get("propertyNames", {}).get("enum", ())}
+    return names.union(*(form.get("properties", ()) for form in forms))
 
 
 def has_key(path: FieldPath, key: str) -> bool:

@@ -162,6 +162,7 @@ app_lines = st.one_of(
         (b"Use tf.keras instead.", False),
         (b"use `update_config_proto` instead.", False),
         (b"keep_dims is deprecated, use keepdims instead", False),
+        (b"Track steps using a tf.Variable saved in checkpoint instead.", False),
     ],
 )
 def test_only_tensorflows_own_words_follow_its_instructions(line: bytes, is_shown: bool) -> None:
