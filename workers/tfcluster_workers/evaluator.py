@@ -16,6 +16,7 @@ import functools
 import json
 import os
 import time
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -78,11 +79,13 @@ def find_newest(folder: Path) -> tuple[str, int | None] | None:
     The path is relative to `folder`. The list is tfcluster's; without it the newest is the one
     that TensorFlow's ``checkpoint`` file names.
     """
-    import tensorflow as tf
-
     try:
         listed = json.loads((folder / LISTED).read_text(encoding="utf-8"))
     except FileNotFoundError:
+        if not (folder / "checkpoint").exists():
+            return None
+        import tensorflow as tf
+
         latest = tf.train.latest_checkpoint(str(folder))
         return None if latest is None else (os.path.relpath(latest, folder), None)
     last = next((each for each in reversed(listed) if each["kind"] in _LOADABLE), None)
@@ -91,11 +94,13 @@ def find_newest(folder: Path) -> tuple[str, int | None] | None:
 
 def restore(model: Any, path: Path, checkpoint: Any = None) -> None:
     """Load the weights of a checkpoint; raises AssertionError where it has not all of them."""
+    if path.suffix in (".h5", ".keras"):
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Skipping variable loading for optimizer")
+            model.load_weights(str(path))
+        return
     import tensorflow as tf
 
-    if path.suffix in (".h5", ".keras"):
-        model.load_weights(str(path))
-        return
     objects = tf.train.Checkpoint(model=model) if checkpoint is None else checkpoint
     objects.restore(str(path)).assert_existing_objects_matched()
 

@@ -133,7 +133,7 @@ def local_tasks(
         mine = join_first(sorted(filter(_is_reachable, local_addresses)))
         listed = join_first(hosts_of(tasks))
         raise SetupError(
-            f"no task of the spec is on this machine: it is {mine}, and the spec lists {listed}",
+            f"no task is on this machine: it is {mine}, and the tasks are on {listed}",
             fix=f"name the task to start here: --task {tasks[-1].id}",
         )
     return started_here

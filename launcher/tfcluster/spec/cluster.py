@@ -233,7 +233,9 @@ def _check_addresses(cluster: Jobs) -> Iterator[Mistake]:
     all_placed = [(path, parse(entry.address)) for path, entry in iter_entries(cluster)]
     seen: dict[tuple[str, int], str] = {}
     for path, address in all_placed:
-        first = seen.setdefault((host_key(address.host), address.port), f"{path[0]}:{path[1]}")
+        # A port is open on every address of this machine.
+        host = "127.0.0.1" if is_loopback(address.host) else host_key(address.host)
+        first = seen.setdefault((host, address.port), f"{path[0]}:{path[1]}")
         if address.port and first != f"{path[0]}:{path[1]}":
             yield Mistake(path, f"{address} is already the address of {first}", "use another port")
     remote = next((address for _, address in all_placed if not address.is_loopback), None)

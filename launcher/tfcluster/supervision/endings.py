@@ -238,7 +238,7 @@ class AttemptEnd:
             self.outcome = self.ending
         elif next_step in (Next.SUCCEED, Next.FINISH):
             for failure in (*self.gang.failures, *self.gang.task_failures):
-                self.warn(f"{failure.task} failed once the chief had succeeded: {failure.reason}")
+                self.warn(f"the run succeeded although {failure.task} failed: {failure.reason}")
             self.record_all(self.alerts.of_no_step())
             self.outcome = Outcome(Status.SUCCEEDED, 0)
         else:

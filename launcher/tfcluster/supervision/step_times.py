@@ -57,7 +57,7 @@ class Bound(StrEnum):
 
 _FIXES: Final = {
     Bound.INPUT: "dataset.cache(), map(…, num_parallel_calls=tf.data.AUTOTUNE), interleave over"
-    " more files than workers, prefetch(tf.data.AUTOTUNE)",
+    " more files than workers, prefetch(tf.data.AUTOTUNE), more tasks data_worker",
     Bound.NETWORK: "a larger batch for each worker, float16 gradients, NCCL between GPUs,"
     " CommunicationOptions(bytes_per_pack=…)",
     Bound.PYTHON: "less work in callbacks and in the loop, no run_eagerly; for short steps"

@@ -52,7 +52,7 @@ def test_a_machine_without_tasks_is_refused_and_the_addresses_are_named(spec_of:
     listed = place_tasks(spec_of({"cluster": CLUSTER}), ())
     with pytest.raises(SetupError) as refused:
         local_tasks(listed, {"127.0.0.1", "::1", "fe80::7", "192.168.7.9", "laptop"})
-    assert "it is 192.168.7.9, laptop, and the spec lists 10.0.0.2, 192.168.7.1" in str(refused)
+    assert "it is 192.168.7.9, laptop, and the tasks are on 10.0.0.2, 192.168.7.1" in str(refused)
     assert "--task evaluator:0" in refused.value.fix
 
 

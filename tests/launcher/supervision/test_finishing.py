@@ -192,7 +192,7 @@ def test_a_node_that_is_lost_after_the_chief_has_finished_is_only_a_warning(lost
     replay.exits("evaluator:0" if lost == "worker:1" else "worker:1")
     assert replay.outcome() == (Status.SUCCEEDED, 0)
     assert replay.messages(ev.Warned) == [
-        f"{lost} failed once the chief had succeeded: its agent does not answer"
+        f"the run succeeded although {lost} failed: its agent does not answer"
     ]
 
 
@@ -204,7 +204,7 @@ def test_a_node_that_does_not_answer_at_the_end_of_the_grace_is_only_a_warning()
     replay.after(30)
     assert replay.outcome() == (Status.SUCCEEDED, 0)
     assert replay.messages(ev.Warned)[-1] == (
-        "worker:1 failed once the chief had succeeded: its agent does not answer"
+        "the run succeeded although worker:1 failed: its agent does not answer"
     )
 
 
