@@ -78,18 +78,21 @@ def _steps_of(member: Member) -> str:
 
 
 def explain_lone_work(
-    member: Member, finished: Sequence[Member], place: str
+    member: Member, finished: Sequence[Member], place: str, *, is_in_fit: bool = False
 ) -> tuple[Member, str, KnownError]:
     """Return who is to blame that `member` still needed the `finished` tasks, the reason, the hint.
 
-    That is the first of them that ended with 0 before its training was over, else `member` itself.
-    The reason follows the name of that task, and does not repeat it.
-    `place`: the file and line of the script where it needed them, or "".
+    They have ended with 0, or left their scripts. To blame is the first of them that did so before
+    its training was over, else `member` itself. The reason follows the name of that task, and does
+    not repeat it.
+    `place`: the file and line of the script where it needed them, or "". `is_in_fit`: `member`
+    still runs, in `fit`.
     """
     where = f" ({place})" if place else ""
     for other in finished:
-        if reason := _left_early(other, member):
-            ended = f"{reason} and ended with exit code 0; {member.name} waited for it{where}"
+        if reason := _left_early(other, member, is_in_fit=is_in_fit):
+            how = "left its script" if other.is_running else "ended with exit code 0"
+            ended = f"{reason} and {how}; {member.name} waited for it{where}"
             return other, ended, CIRCUMSTANCES["ended_early"]
     names = join_first([other.name for other in finished], _MOST_NAMED)
     alone = CIRCUMSTANCES["chief_alone"]
@@ -102,7 +105,7 @@ def explain_lone_work(
     return member, reason, alone
 
 
-def _left_early(member: Member, waiting: Member) -> str:
+def _left_early(member: Member, waiting: Member, *, is_in_fit: bool) -> str:
     """Return how a task that has ended left the training; an empty string if it did its part."""
     if (doubt := member.doubts.get("fit")) is not None:
         at = _steps_of(member)
@@ -110,7 +113,7 @@ def _left_early(member: Member, waiting: Member) -> str:
         how = f" with {_describe(doubt)}" if how is None else how
         return f"left `fit`{at and f' at {at}'}{how}"
     still_trained = "fit" in waiting.doubts or (waiting.step or 0) > (member.step or 0)
-    if not (still_trained and member.is_hooked):
+    if not ((still_trained or is_in_fit) and member.is_hooked):
         return ""
     if member.step is None and member.way is None:
         return "did not train"

@@ -90,6 +90,8 @@ class Position:
     """The signal that stopped the task, or the reason why it does not answer."""
     calls: tuple[msg.Frame, ...] = field(default=(), compare=False)
     """The script's own frames, innermost first."""
+    is_in_fit: bool = field(default=False, compare=False)
+    """True inside of Keras's `fit`."""
 
     @property
     def place(self) -> str:
@@ -159,7 +161,9 @@ def _place(file: str, line: int, code: str) -> str:
 def _position_of_thread(frames: Sequence[msg.Frame]) -> Position:
     own = _own_frames(frames)
     at = (own[0].file, own[0].line, own[0].code) if own else ("", 0, "")
-    return Position(_activity_of(frames), *at, calls=own)
+    files = (frame.file for frame in frames if frame.function == "fit")
+    is_in_fit = any("keras" in file and is_foreign(file) for file in files)
+    return Position(_activity_of(frames), *at, calls=own, is_in_fit=is_in_fit)
 
 
 def _activity_of(frames: Sequence[msg.Frame]) -> Activity:

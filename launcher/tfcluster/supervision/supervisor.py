@@ -637,7 +637,27 @@ class Supervisor:
             self._end_late(positions, now)
         elif self.end.next_step is Next.GO_ON:
             policy, load = self.end.policy, self.load
-            self.end.record(self.silence.judge(positions, self.gang, policy, load, now))
+            stalled = self.silence.judge(positions, self.gang, policy, load, now)
+            self.end.record(stalled)
+            if stalled is not None and self.end.is_training and not self.gang.is_announced:
+                self._end_deserted(positions, now)
+
+    def _end_deserted(self, positions: Mapping[str, Position], now: float) -> None:
+        """End the attempt if a task is in `fit` and waits for one that has left its script.
+
+        On JAX such a task does not end with 0: at its exit it waits five minutes for the others.
+        """
+
+        def find(activity: Activity) -> list[Member]:
+            found = (self.gang[task] for task, at in positions.items() if at.activity is activity)
+            return [member for member in found if member.trains_together and member.trains_in_step]
+
+        waiting = [member for member in find(Activity.IN_STEP) if positions[member.name].is_in_fit]
+        if (left := find(Activity.EXITS)) and waiting:
+            place = positions[waiting[0].name].place
+            blamed, reason, known = explain_lone_work(waiting[0], left, place, is_in_fit=True)
+            self.gang.blame(blamed, Kind.PERMANENT, reason, known=known)
+            self.end.end_gang(f"{left[0].name} has left its script", now)
 
     def _end_late(self, positions: Mapping[str, Position], now: float) -> None:
         """Stop all tasks that still run `finish_grace_s` after the chief's success.

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 from tests.launcher.conftest import plan_of
-from tests.launcher.supervision.story import IN_FIT, Replay, replay_of, stack
+from tests.launcher.supervision.story import IN_FIT, Replay, frame, replay_of, stack
 
+from tfcluster.agent import catalogue as msg
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.states import Status
 from tfcluster.supervision import decisions as do
@@ -104,6 +105,34 @@ def test_a_task_that_traces_a_function_is_at_work() -> None:
     replay.stacks["worker:1"] = IN_FIT
     replay.after(STALLED_S)
     assert stalls_of(replay) == 1
+
+
+@pytest.mark.parametrize("is_in_fit", [True, False])
+def test_a_task_that_left_its_script_is_to_blame_for_one_that_waits_in_fit(
+    is_in_fit: bool,
+) -> None:
+    """On JAX it does not end: at its exit it waits for the others, for five minutes."""
+    replay = training()
+    for task in ("worker:0", "worker:1"):
+        replay.says(task, "progress", step=11, total_steps=20)
+    trainer = "/site-packages/keras/src/backend/jax/trainer.py"
+    function = "fit" if is_in_fit else "predict"
+    inside = msg.Frame(file=trainer, line=420, function=function, code="")
+    replay.stacks["worker:0"] = [msg.Thread(frames=[inside, frame("/home/me/train.py:20 f(x)")])]
+    replay.stacks["worker:1"] = stack("/site-packages/jax/_src/api.py:9")
+    replay.after(ENDING_S + 1)
+    assert replay.last(ev.Stalled).causes == ("worker:1",)
+    if not is_in_fit:
+        assert replay.after(600).stopped() == [], "it may compute something by itself"
+        return
+    assert replay.stopped() == ["worker:0", "worker:1"]
+    replay.ended("worker:0", "worker:1").gather()
+    assert replay.outcome() == (Status.FAILED, 1)
+    assert (replay.cause()["task"], replay.cause()["reason"]) == (
+        "worker:1",
+        "stopped training at step 11 of 20 and left its script; worker:0 waited for it"
+        " (train.py:20 `f`)",
+    )
 
 
 def test_a_task_that_has_left_its_script_may_take_a_while_to_exit() -> None:
