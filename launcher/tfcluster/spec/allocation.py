@@ -76,8 +76,8 @@ def place(value: Mapping[str, Any], given: Allocation) -> tuple[Any, tuple[Overr
 
     Roles of the launcher must be those of the spec. Its hosts share the spec's tasks of each job
     evenly, and `COMPANIONS` are on the first; with a process for each task, the slots of the hosts
-    are filled in order. A spec without `cluster` gets the launcher's roles, or a
-    worker for each process or host. Raises SpecError.
+    are filled in order. A spec without `cluster` gets the launcher's roles, or a worker for each
+    process or host. Raises SpecError.
     """
     written = value.get("cluster") or {}
     counts = count_tasks_of(written)

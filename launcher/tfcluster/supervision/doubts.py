@@ -83,8 +83,8 @@ def explain_lone_work(
     """Return who is to blame that `member` still needed the `finished` tasks, the reason, the hint.
 
     They have ended with 0, or left their scripts. To blame is the first of them that did so before
-    its training was over, else `member` itself.
-    The reason follows the name of that task, and does not repeat it.
+    its training was over, else `member` itself. The reason follows the name of that task, and does
+    not repeat it.
     `place`: the file and line of the script where it needed them, or "". `is_in_fit`: `member`
     still runs, in `fit`.
     """

@@ -161,7 +161,8 @@ def _place(file: str, line: int, code: str) -> str:
 def _position_of_thread(frames: Sequence[msg.Frame]) -> Position:
     own = _own_frames(frames)
     at = (own[0].file, own[0].line, own[0].code) if own else ("", 0, "")
-    is_in_fit = any(frame.function == "fit" and "keras" in frame.file for frame in frames)
+    files = (frame.file for frame in frames if frame.function == "fit")
+    is_in_fit = any("keras" in file and is_foreign(file) for file in files)
     return Position(_activity_of(frames), *at, calls=own, is_in_fit=is_in_fit)
 
 
