@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
@@ -37,7 +38,7 @@ def check_images() -> str:
             daemon = stack.enter_context(Dockerd(run_folder, cache() / "docker"))
             docker = daemon.docker
             outside = {"https_proxy": stack.enter_context(way_out(daemon.pid))}
-        tfcluster = install(folder / "env", "3.11", str(wheel())) / "tfcluster"
+        tfcluster = install(folder / "env", sys.executable, str(wheel())) / "tfcluster"
         printed = []
         try:
             for name, (arguments, part) in CHECKED.items():

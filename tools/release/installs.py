@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import tempfile
 from pathlib import Path
+
+from tools.make_venv import find_python
 
 from .archives import metadata, wheel
 from .commands import ROOT, TOOLS, Failed, NotRun, install, run, say
 
 PYTHONS = ("3.9", "3.10", "3.11", "3.12", "3.13")
 FIRST_OF_LAUNCHER = (3, 11)
-_FIND = (TOOLS / "uv", "python", "find", "--no-python-downloads")
 _INSTALLS = re.compile(
     r"^```console\n(\$ pip install 'tfcluster(\[\w+\])?'.*?)^```$", re.DOTALL | re.MULTILINE
 )
@@ -27,8 +29,8 @@ def check_installs() -> str:
     """Install the wheel into every Python and use it. Raises Failed, or NotRun without a Python."""
     missing = []
     for version in PYTHONS:
-        python = run(*_FIND, version, codes=(0, 2)).strip()
-        if not python:
+        python = find_python("", version, version)
+        if python is None:
             missing.append(version)
             continue
         with tempfile.TemporaryDirectory(prefix="tfc-") as name:
@@ -88,7 +90,7 @@ def run_example() -> str:
             "CUDA_VISIBLE_DEVICES": "-1",
         }
         for words in commands:
-            uvx = (TOOLS / "uvx", "--quiet", "--python", "3.11", "--from", package)
+            uvx = (TOOLS / "uvx", "--quiet", "--python", sys.executable, "--from", package)
             output = run(*uvx, *words, cwd=folder, env=env)
             say("\n".join(f"    {line}" for line in output.splitlines()[-6:]))
     return f"uvx --from 'tfcluster{extras}': {'; '.join(' '.join(words) for words in commands)}"

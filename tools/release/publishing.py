@@ -55,8 +55,9 @@ def dated(changelog: str, day: str) -> str:
 
 
 def texts() -> Iterator[Path]:
-    """Yield every text file that git tracks."""
-    names = subprocess.run(["git", "grep", "-Il", ""], cwd=ROOT, capture_output=True, text=True)
+    """Yield every text file that git tracks, except tests."""
+    command = ["git", "grep", "-Il", "", "--", ":!tests"]
+    names = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     yield from (ROOT / name for name in names.stdout.splitlines())
 
 

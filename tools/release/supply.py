@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import re
+import sys
 from pathlib import Path
 
 from .archives import wheel
@@ -91,11 +92,11 @@ def _environments() -> dict[str, Path]:
     found = re.search(r"^tensorflow==((\d+\.\d+)\S*)", newest, re.MULTILINE)
     assert found is not None
     of_wheel, of_images = FOLDER / "packages-wheel", FOLDER / "packages-images"
-    install(of_wheel, "3.11", f"{wheel()}[ui,kubernetes]")
+    install(of_wheel, sys.executable, f"{wheel()}[ui,kubernetes]")
     # As in docker/pip-install.
     companions = ("tensorflow-datasets", "importlib-resources", "tensorflow-metadata")
     image = (f"tensorflow-cpu=={found[1]}", *companions, "keras-tuner", f"{wheel()}[kubernetes]")
-    python = install(of_images, "3.11", *image, "--constraints", str(pins)) / "python"
+    python = install(of_images, sys.executable, *image, "--constraints", str(pins)) / "python"
     uv = (TOOLS / "uv", "pip", "install", "--quiet", "--no-deps", "--python", python)
     run(*uv, f"tf-keras=={found[2]}.*", "--constraints", pins)
     return {"wheel": of_wheel, "images": of_images}

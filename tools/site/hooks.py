@@ -5,7 +5,9 @@ The documentation links source files by relative paths, so that the links work i
 
 from __future__ import annotations
 
+import os
 import re
+import tomllib
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -15,6 +17,21 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).parents[2]
 _UPWARD_LINK = re.compile(r"(?<=\]\()((?:\.\./)+)([^)#\s]+)")
 _LANGUAGES = {".py": "python", ".json": "json", ".md": "markdown"}
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Take the addresses from pyproject.toml, once their owner is filled in.
+
+    `repo_url` is not used: the theme would ask GitHub for numbers about it on every page.
+    """
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    address = project["tool"]["hatch"]["metadata"]["hooks"]["custom"]
+    if "OWNER" not in address["repository"]:
+        if "TFCLUSTER_DOCS_URL" not in os.environ:
+            config.site_url = address["documentation"]
+        link = {"icon": "fontawesome/brands/github", "link": address["repository"]}
+        config.extra["social"] = [link]
+    return config
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
