@@ -117,15 +117,16 @@ test-kubernetes: setup ## run the tests on a real Kubernetes cluster of two node
 	@$(BIN)/pytest $(SLOWEST) -m tensorflow $(KUBERNETES)
 
 ALL_SLOW := integration/docker integration/hosts integration/slurm integration/kubernetes integration/jobs workers/keras3 web  # importing them takes a second per process
-FAST := -n 6 --dist loadgroup -m "not tensorflow and not slow" $(addprefix --ignore tests/,$(ALL_SLOW))
+WITHOUT_SLOW := $(addprefix --ignore tests/,$(ALL_SLOW))
 test-fast: $(NEWEST) ## run the fast tests that do not start TensorFlow
-	@$(BIN)/pytest $(FAST)
+	@$(PYTEST) -m "not tensorflow and not slow" $(WITHOUT_SLOW)
 
+UNPINNED := -n 6 --dist loadgroup -m "not tensorflow and not slow and not pinned" $(WITHOUT_SLOW)
 test-lowest: $(LOWEST) ## run them with the lowest dependencies that pyproject.toml allows, on Python 3.11
-	@.venv-lowest/bin/pytest $(FAST)
+	@.venv-lowest/bin/pytest $(UNPINNED)
 
 test-prereleases: $(PRERELEASES) ## run them with the newest dependencies, pre-releases included
-	@.venv-prereleases/bin/pytest $(FAST)
+	@.venv-prereleases/bin/pytest $(UNPINNED)
 
 test-matrix: setup $(KERAS) ## run the tests that compare Keras releases and check the numbers of docs/parity.md
 	@$(BIN)/pytest -m matrix

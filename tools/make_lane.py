@@ -21,7 +21,7 @@ KINDS = {
 TEST_TOOLS = (
     *("pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "httpx", "jsonschema", "pyte"),
     *("prometheus-client", "trustme", "hatchling", "build", "ipykernel", "nbclient", "selenium"),
-    *("kubernetes-validate", "ruff", "pre-commit"),
+    *("kubernetes-validate", "ruff", "pre-commit", "numpy"),
 )
 
 
@@ -31,7 +31,7 @@ def main() -> int:
     _, python, *choice = KINDS[kind]
     pins = re.sub(r" \\\n +--hash=\S+", "", (ROOT / "constraints" / "newest.txt").read_text())
     names = "|".join(map(re.escape, TEST_TOOLS))
-    subprocess.run([UV, "venv", "--quiet", "--clear", "--python", python, folder], check=True)
+    subprocess.run([UV, "venv", "--quiet", "--clear", "--seed", "--python", python, folder], check=True)
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as tools:
         tools.write("\n".join(re.findall(rf"^(?:{names})==.*", pins, re.MULTILINE)))
         tools.flush()
