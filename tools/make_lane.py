@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-UV = Path(sys.executable).parent / "uv"
+UV = f"{Path(sys.executable).parent}/uv"
 KINDS = {
     "lowest": ("--python", "3.11", "--resolution", "lowest-direct"),
     "prereleases": ("--python", sys.executable, "--prerelease", "allow"),
@@ -20,7 +20,7 @@ KINDS = {
 """Kind → the options of uv that choose releases, after those of its Python."""
 TEST_TOOLS = (
     *("pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "httpx", "jsonschema", "pyte"),
-    *("prometheus-client", "trustme", "hatchling", "build", "ipykernel", "nbclient", "selenium"),
+    *("prometheus-client", "trustme", "hatchling", "build", "ipykernel", "nbclient"),
     *("kubernetes-validate", "ruff", "pre-commit", "numpy"),
 )
 
@@ -31,7 +31,9 @@ def main() -> int:
     _, python, *choice = KINDS[kind]
     pins = re.sub(r" \\\n +--hash=\S+", "", (ROOT / "constraints" / "newest.txt").read_text())
     names = "|".join(map(re.escape, TEST_TOOLS))
-    subprocess.run([UV, "venv", "--quiet", "--clear", "--seed", "--python", python, folder], check=True)
+    subprocess.run(
+        [UV, "venv", "--quiet", "--clear", "--seed", "--python", python, folder], check=True
+    )
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as tools:
         tools.write("\n".join(re.findall(rf"^(?:{names})==.*", pins, re.MULTILINE)))
         tools.flush()

@@ -20,7 +20,6 @@ from tests.browser import Browser, browser
 from tfcluster.ui import pages
 
 ROOT = Path(__file__).parents[2]
-pytestmark = pytest.mark.pinned  # MkDocs
 REMOTE = re.compile(r"(?:src=|<link[^>]* href=|url\(|@import )[\"']?(?:https?:)?//[^\"')\s]+")
 
 
