@@ -15,9 +15,10 @@ from .commands import ROOT, Failed, say
 _VERSION = re.compile(r'^__version__ = "(.+)"$', re.MULTILINE)
 _UNDATED = "YYYY-MM-DD"
 _ADDRESS = re.compile(
-    r"(?P<before>github\.com/|ghcr\.io/|https://)(?P<owner>[\w-]+)(?P<after>/tfcluster\b|\.github\.io/tfcluster\b)"
+    r"(?P<before>github\.com/|uses: |ghcr\.io/|https://)(?P<owner>[\w-]+)"
+    r"(?P<after>/tfcluster\b|\.github\.io/tfcluster\b)"
 )
-"""An address of this project; a registry of images takes lower case only."""
+"""An address of this project, or its GitHub Action; image names and hosts are in lower case."""
 
 
 def address() -> tuple[str, str]:
@@ -43,7 +44,7 @@ def with_owner(text: str, owner: str) -> str:
     """Return the text with this owner in every address of this project."""
 
     def fill(found: re.Match[str]) -> str:
-        name = owner if found["before"] == "github.com/" else owner.lower()
+        name = owner if found["before"] in ("github.com/", "uses: ") else owner.lower()
         return f"{found['before']}{name}{found['after']}"
 
     return _ADDRESS.sub(fill, text)
