@@ -17,12 +17,12 @@ def test_every_address_of_the_project_has_the_owner_of_pyproject() -> None:
 def test_the_owner_is_filled_into_every_address_and_nowhere_else() -> None:
     before = (
         "https://github.com/OWNER/tfcluster/issues https://OWNER.github.io/tfcluster/"
-        " ghcr.io/OWNER/tfcluster-worker:0.2.0 uses: OWNER/tfcluster@v1"
+        " uses: OWNER/tfcluster@v1"
         " github.com/OWNER/other OWNER"
     )
     assert publishing.with_owner(before, "Anna") == (
         "https://github.com/Anna/tfcluster/issues https://anna.github.io/tfcluster/"
-        " ghcr.io/anna/tfcluster-worker:0.2.0 uses: Anna/tfcluster@v1 github.com/OWNER/other OWNER"
+        " uses: Anna/tfcluster@v1 github.com/OWNER/other OWNER"
     )
 
 

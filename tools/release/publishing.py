@@ -15,10 +15,10 @@ from .commands import ROOT, Failed, say
 _VERSION = re.compile(r'^__version__ = "(.+)"$', re.MULTILINE)
 _UNDATED = "YYYY-MM-DD"
 _ADDRESS = re.compile(
-    r"(?P<before>github\.com/|uses: |ghcr\.io/|https://)(?P<owner>[\w-]+)"
+    r"(?P<before>github\.com/|uses: |https://)(?P<owner>[\w-]+)"
     r"(?P<after>/tfcluster\b|\.github\.io/tfcluster\b)"
 )
-"""An address of this project, or its GitHub Action; image names and hosts are in lower case."""
+"""An address of this project, or its GitHub Action; hosts are in lower case."""
 
 
 def address() -> tuple[str, str]:
@@ -94,7 +94,8 @@ def unfinished() -> Iterator[str]:
 
 ONCE = (
     "an account at the package index, with release.yml of this repository as trusted publisher",
-    "in the settings of the repository: the environments of release.yml; Pages by GitHub Actions",
+    "in the settings of the repository: the environments of release.yml; Pages by GitHub Actions;"
+    " the variable CONTAINER_REGISTRY, the host of the registry that takes the images",
     "after the first release: make the images public in the container registry",
 )
 
