@@ -86,8 +86,12 @@ OBSTACLE = "_tfcluster_obstacle"
 def can_resume_within_epoch(model: Any) -> bool:
     """Return whether `fit` of this model can skip batches: in Keras 2, and in a patched Keras 3.
 
-    Keras 3 is patched on TensorFlow only.
+    Keras 3 is patched on TensorFlow only. Not with parameter servers: there a batch "ends" when its
+    step is scheduled, and the workers read the data.
     """
+    strategy = getattr(model, "distribute_strategy", None)
+    if getattr(strategy, "_should_use_with_coordinator", False):
+        return False
     return getattr(model, OBSTACLE, None) == "" or hasattr(model, "_train_counter")
 
 

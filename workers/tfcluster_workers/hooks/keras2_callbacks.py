@@ -78,7 +78,7 @@ def _back_up(strategy: Any, stock: Method, self: Any, *args: Any, **kwargs: Any)
     _finished.discard(_folder(self))
     result = stock(self, *args, **kwargs)
     if one_writer.may_write(strategy):
-        folder = os.path.dirname(os.path.abspath(_folder(self)))
+        folder = os.path.dirname(_folder(self))
         save_hooks.report_backup(folder, keras_hooks.steps_done(self._model))
     return result
 
