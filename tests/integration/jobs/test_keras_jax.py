@@ -156,12 +156,14 @@ def test_the_clients_of_dtensor_join(lab: Lab) -> None:
 
 
 def test_a_script_that_imports_torch_meets_at_the_held_port(lab: Lab) -> None:
-    folder = lab.line.root / "torched"
+    folder, packages = lab.line.root / "torched", lab.line.root / "packages"
     folder.mkdir()
-    (folder / "torch.py").write_text(TORCH)
+    packages.mkdir()
+    (packages / "torch.py").write_text(TORCH)
     end = 'torch.init_process_group()\nprint("met as", os.environ["RANK"])\n'
     (folder / "train.py").write_text(f"import os\nimport torch\n{end}")
-    trained = lab.train("run", "-n2", PYTHON, str(folder / "train.py"))
+    env = {"PYTHONPATH": str(packages)}
+    trained = lab.train("run", "-n2", PYTHON, str(folder / "train.py"), env=env)
     assert trained.code == 0, trained.complaint()
     assert [trained.said(f"worker:{i}", "^met as .*") for i in (0, 1)] == [
         ["met as 0"],
