@@ -12,7 +12,7 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -47,19 +47,21 @@ class WorkdirBefore:
     workdir: Path
     paths: frozenset[str] | None
     """The relative paths; None if there are too many."""
-    home: Path | None = None
-    """The home of all runs, which is ignored if it is in the working directory."""
+    ignored: frozenset[str] = frozenset()
+    """Folders that are ignored if they are in the working directory: the home of all runs, the
+    storage of checkpoints."""
 
 
-def list_before(workdir: Path, *, home: Path | None = None) -> WorkdirBefore:
-    """Return the files of the working directory before the first task starts, except in `home`."""
-    paths = _visible_files(workdir, home)
-    return WorkdirBefore(workdir, None if paths is None else frozenset(paths), home)
+def list_before(workdir: Path, *, ignored: Iterable[Path] = ()) -> WorkdirBefore:
+    """Return the files of the working directory before the first task starts, except `ignored`."""
+    folders = frozenset(map(str, ignored))
+    paths = _visible_files(workdir, folders)
+    return WorkdirBefore(workdir, None if paths is None else frozenset(paths), folders)
 
 
 def describe_new_files(before: WorkdirBefore, *, gathered: Iterable[str] = ()) -> str:
     """Return a sentence about new files and the option that gathers them, or ""."""
-    files = None if before.paths is None else _visible_files(before.workdir, before.home)
+    files = None if before.paths is None else _visible_files(before.workdir, before.ignored)
     if files is None or before.paths is None:
         return ""
     new = _named_by_folder(set(files) - before.paths - set(gathered), before.paths)
@@ -161,7 +163,7 @@ def _matches(path: Sequence[str], pattern: Sequence[str]) -> bool:
     return fnmatch.fnmatchcase(path[0], pattern[0]) and _matches(path[1:], pattern[1:])
 
 
-def _visible_files(workdir: Path, home: Path | None) -> list[str] | None:
+def _visible_files(workdir: Path, ignored: Collection[str]) -> list[str] | None:
     """Return files that may be results, or None if there are too many.
 
     Hidden files and those behind a link to a folder are left out. A start waits for this, so it
@@ -178,7 +180,7 @@ def _visible_files(workdir: Path, home: Path | None) -> list[str] | None:
         for entry in entries:
             if not _leads_to_a_folder(entry):
                 files.append(inside + entry.name)
-            elif not entry.is_symlink() and entry.path != str(home):
+            elif not entry.is_symlink() and entry.path not in ignored:
                 folders.append(f"{inside}{entry.name}/")
     return None if len(files) > _MOST_FILES else files
 

@@ -474,8 +474,10 @@ def load_hint(gathered: Gathered) -> str:
         path = path.with_suffix("") if is_keras_2 else path.with_name("latest.weights.h5")
         load = _LOAD_BACKUP if is_keras_2 else _LOADS[CheckpointKind.WEIGHTS]
     elif gathered.kind is CheckpointKind.ORBAX:  # one of its folders has the arrays
-        files = gathered.checkpoint.files
-        path = next((gathered.file(f).parent for f in files if f.path.endswith("/_METADATA")), path)
+        items = [f for f in gathered.checkpoint.files if f.path.endswith("/_METADATA")]
+        folders = [gathered.file(item).parent for item in items]
+        folders.sort(key=lambda folder: not (folder / "manifest.ocdbt").exists())
+        path = next(iter(folders), path)
     return (load or _LOADS[gathered.kind]).replace("{path}", repr(str(path.absolute())))
 
 

@@ -98,7 +98,7 @@ def checkpoints(
     if best and not (only_path or target):
         raise UsageError("--best chooses what --path prints or --copy copies", fix="add --path")
     if target is not None and best:
-        _copy(_require_best(chosen), target)
+        _copy(_require_best(chosen), target, terminal)
     elif target is not None:
         _copy_newest(chosen, target, terminal)
     elif only_path:
@@ -148,8 +148,7 @@ def _copy_newest(run: Run, target: Path, terminal: Terminal) -> None:
         if damage := checkpoint.find_damage():
             terminal.say_wrapped(str(Damaged(checkpoint.folder, damage)))
         else:
-            _copy(checkpoint, target)
-            terminal.say(f"copied {checkpoint.path.name} to {target}")
+            _copy(checkpoint, target, terminal)
             return
     raise UsageError(
         f"all checkpoints that {run.id} has gathered are damaged",
@@ -157,13 +156,14 @@ def _copy_newest(run: Run, target: Path, terminal: Terminal) -> None:
     )
 
 
-def _copy(checkpoint: Gathered, target: Path) -> None:
+def _copy(checkpoint: Gathered, target: Path, terminal: Terminal) -> None:
     if os.path.exists(target) and not (os.path.isdir(target) and not os.listdir(target)):
         raise UsageError(f"{target} is not an empty folder", fix="name a new or an empty folder")
     try:
         fill(target, [checkpoint])
     except (SourceChangedError, OSError) as error:
         raise UsageError(f"cannot copy to {target}: {reason_of(error)}") from error
+    terminal.say(f"copied {checkpoint.path.name} to {target}")
 
 
 def _to_json(checkpoint: Gathered, best: Gathered | None) -> dict[str, object]:

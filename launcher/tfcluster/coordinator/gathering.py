@@ -298,7 +298,8 @@ class RunGathering:
         Raises RunFolderError.
         """
         if self._before is None:
-            remember = partial(outputs.list_before, self._workdir, home=self._paths.root.parents[1])
+            ignored = [self._paths.root.parents[1], Path(self._plan.checkpoints.dir or "/")]
+            remember = partial(outputs.list_before, self._workdir, ignored=ignored)
             try:
                 self._before = await self._threads.run(
                     remember, "the listing of the working directory"

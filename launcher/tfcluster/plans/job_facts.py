@@ -48,13 +48,27 @@ def with_found_strategy(spec: ClusterSpec, context: PlanContext) -> ClusterSpec:
 
 
 def _keras_backend(spec: ClusterSpec, context: PlanContext) -> str:
-    """Return the backend of Keras that the script, the spec or this shell chooses, or ""."""
+    """Return the backend of Keras that the script, the spec or this shell chooses, or "".
+
+    Without a choice Keras needs TensorFlow, its default: where that is not installed, the one of
+    the others that is.
+    """
     code, name = context.code, "KERAS_BACKEND"
     is_here = all(task.node == LOCAL for task in context.tasks)
     inherited = context.environ.get(name) if is_here or name in spec.job.env else None
     chosen = spec.job.env.get(name) or dict(context.env_file).get(name) or inherited
     assigned, default = (code.keras_backend, code.default_keras_backend) if code else ("", "")
-    return assigned or chosen or default
+    return assigned or chosen or default or _only_backend(context)
+
+
+def _only_backend(context: PlanContext) -> str:
+    """Return the only backend of Keras that the tasks' Pythons have, if it is JAX or torch."""
+    installed = [
+        {name for name in ("tensorflow", "jax", "torch") if name in python.packages}
+        for python in context.interpreters.values()
+    ]
+    backend = set().union(*installed)
+    return backend.pop() if len(backend) == 1 and backend <= {"jax", "torch"} else ""
 
 
 def runs_python(spec: ClusterSpec) -> bool:

@@ -338,6 +338,11 @@ MESSAGES: tuple[KnownError, ...] = (
         r"|^ImportError: cannot import name '\w+' from '",
     ),
     _permanent(
+        "keras-distribution",
+        "run Keras on JAX: KERAS_BACKEND=jax (job.env). On TensorFlow use tf.distribute",
+        r"^AttributeError: module 'keras\.src\.backend\.\w+\.distribution_lib' has no attribute '",
+    ),
+    _permanent(
         "import-error",
         "install it for the Python that the start panel names, or choose another with --python",
         r"^(?:ModuleNotFoundError|ImportError)\b",

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from tfcluster.checkpoints.recognition import Newest
 from tfcluster.errors import UsageError, join_first
 from tfcluster.node_loss import LossNature, NodeLoss
 from tfcluster.plans.plan import Plan, TaskId
@@ -136,7 +137,8 @@ class Restarter:
         members: tuple[TaskId, ...] | None = None,
     ) -> None:
         """Record a restart; `members` is set where the gang is smaller than in the spec."""
-        newest = self.budgets.newest
+        resumes = unit is None or not unit.serves_data
+        newest = self.budgets.newest if resumes else Newest()
         event = ev.Restarting(
             task=str(unit) if unit else None,
             reason=reason,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from tests.documentation import unprinted
 
 from .lab import PYTHONS, SPECS, Lab, Trained, a_lab
 
@@ -53,6 +54,7 @@ def test_it_ends_with_the_run_at_the_addresses_it_began_with(trained: Trained) -
     (dispatcher,) = (t["address"] for t in _tasks(trained) if t["task"] == SERVERS[-1])
     named = trained.said("worker:[01]", r"^batches from grpc://(.*)")
     assert named == [dispatcher] * 4
+    assert unprinted("tutorials/data_service.md", "batches from", trained.out, trained.err) == []
 
 
 def test_the_workers_train_on_different_batches(trained: Trained) -> None:

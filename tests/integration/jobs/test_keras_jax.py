@@ -157,8 +157,9 @@ def test_the_clients_of_dtensor_join(lab: Lab) -> None:
 
 def test_a_script_that_imports_torch_meets_at_the_held_port(lab: Lab) -> None:
     """Over the network of its task's address, whatever the machine's name stands for."""
-    folder = lab.line.root / "torched"
-    package = folder / "torch/distributed"
+    folder, packages = lab.line.root / "torched", lab.line.root / "packages"
+    folder.mkdir()
+    package = packages / "torch/distributed"
     package.mkdir(parents=True)
     (package.parent / "__init__.py").write_text(TORCH)
     (package / "__init__.py").write_text("from torch.distributed import distributed_c10d\n")
@@ -166,7 +167,8 @@ def test_a_script_that_imports_torch_meets_at_the_held_port(lab: Lab) -> None:
     begin = "import os\nimport torch\nimport torch.distributed\n"
     end = 'print("met as", os.environ["RANK"], "over", os.environ["GLOO_SOCKET_IFNAME"])\n'
     (folder / "train.py").write_text(f"{begin}torch.init_process_group()\n{end}")
-    trained = lab.train("run", "-n2", PYTHON, str(folder / "train.py"))
+    env = {"PYTHONPATH": str(packages)}
+    trained = lab.train("run", "-n2", PYTHON, str(folder / "train.py"), env=env)
     assert trained.code == 0, trained.complaint()
     assert [trained.said(f"worker:{i}", "^met as .*") for i in (0, 1)] == [
         ["met as 0 over lo"],

@@ -99,3 +99,13 @@ def test_a_backup_of_keras_3_is_loaded_as_weights(tmp_path: Path) -> None:
     (backup / "training_metadata.json").write_text("{}")
     gathered = gather(tmp_path)[CheckpointKind.BACKUP]
     assert load_hint(gathered) == f"model.load_weights('{gathered.folder}/latest.weights.h5')"
+
+
+def test_the_arrays_of_orbax_are_in_one_of_its_folders(tmp_path: Path) -> None:
+    step = tmp_path / "chief" / "orbax" / "9"
+    for name in ("model_config/_METADATA", "pytree/_METADATA", "pytree/manifest.ocdbt"):
+        (step / name).parent.mkdir(parents=True, exist_ok=True)
+        (step / name).write_text("x")
+    (step / "_CHECKPOINT_METADATA").write_text("{}")
+    gathered = gather(tmp_path)[CheckpointKind.ORBAX]
+    assert load_hint(gathered).endswith(f".restore('{gathered.path}/pytree')")

@@ -150,7 +150,7 @@ def test_nothing_is_reported_without_new_files(workdir: Path, tmp_path: Path) ->
     (tmp_path / "data").mkdir()
     (workdir / "data").symlink_to(tmp_path / "data")
     (workdir / "itself").symlink_to(workdir / "itself")
-    before = list_before(workdir, home=workdir / "home")
+    before = list_before(workdir, ignored=[workdir / "home"])
     for path in (tmp_path / "data" / "x", workdir / "home" / "runs" / "x"):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("x")

@@ -91,6 +91,22 @@ def test_the_strategy_of_another_library_is_found_where_it_is_certain(
     assert with_found_strategy(spec, context).strategy.name == strategy
 
 
+@pytest.mark.parametrize(
+    ("packages", "strategy"),
+    [("keras jax", "jax"), ("keras torch", "torch"), ("keras jax torch", None), ("keras", None)],
+)
+def test_keras_trains_on_the_only_library_that_is_installed_for_it(
+    spec_of: Callable[[dict[str, Any]], ClusterSpec],
+    machine: PlanContext,
+    packages: str,
+    strategy: str | None,
+) -> None:
+    python = Interpreter("/v/bin/python", "why", "3.11.7", dict.fromkeys(packages.split(), "1"))
+    code, spec = Code.read("import keras"), spec_of({})
+    context = replace(machine, imports=code.imports, code=code, interpreters={"local": python})
+    assert with_found_strategy(spec, context).strategy.name == strategy
+
+
 def test_a_job_of_jax_needs_that_and_no_tensorflow_and_gets_the_backend_of_keras(
     plan_of: Planner,
 ) -> None:

@@ -20,6 +20,9 @@ def test_it_runs_on_when_the_gang_restarts() -> None:
     assert replay.stopped() == ["worker:0"]
     replay.ended("worker:0").gather(3).begin(2)
     assert [member.attempt for member in replay.supervisor.gang] == [2, 2, 1, 1, 1]
+    replay.exits("data_worker:1", killed=signal.SIGKILL)
+    restarts = [(event.task, event.from_step) for event in replay.all(ev.Restarting)]
+    assert restarts == [(None, 3), ("data_worker:1", None)], "a server has no checkpoint"
 
 
 def test_it_is_stopped_when_the_last_task_that_trains_has_ended() -> None:
