@@ -121,8 +121,8 @@ WITHOUT_SLOW := $(addprefix --ignore tests/,$(ALL_SLOW))
 test-fast: $(NEWEST) ## run the fast tests that do not start TensorFlow
 	@$(PYTEST) -m "not tensorflow and not slow" $(WITHOUT_SLOW)
 
-# Selenium and MkDocs would raise the lowest releases.
-UNPINNED := -n 6 --dist loadgroup -m "not tensorflow and not slow and not pinned" $(WITHOUT_SLOW) --ignore tests/contracts/test_site.py
+# Selenium, MkDocs and TensorBoard would raise the lowest releases.
+UNPINNED := -n 6 --dist loadgroup -m "not tensorflow and not slow and not pinned" $(WITHOUT_SLOW) $(addprefix --ignore tests/,contracts/test_site.py launcher/coordinator/test_tensorboard_files.py)
 test-lowest: $(LOWEST) ## run them with the lowest dependencies that pyproject.toml allows, on Python 3.11
 	@.venv-lowest/bin/pytest $(UNPINNED)
 

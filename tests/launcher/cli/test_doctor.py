@@ -20,6 +20,7 @@ def written(folder: Path, port: int = 0, **sections: object) -> str:
     return "spec.json"
 
 
+@pytest.mark.pinned  # TensorFlow
 def test_without_a_spec_this_machine_is_checked(tmp_path: Path, forked: Forked) -> None:
     done = forked("doctor", https_proxy="http://anna:secret@proxy:8080")
     assert (done.returncode, done.stderr) == (0, "")
