@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from contextlib import nullcontext
+from pathlib import Path
+
 import pytest
-from tools.release import installs, publishing, supply
+from tools.release import commands, installs, publishing, supply
 
 
 def test_every_address_of_the_project_has_the_owner_of_pyproject() -> None:
@@ -46,6 +50,30 @@ def test_the_day_goes_into_the_heading_that_has_none() -> None:
 )
 def test_a_licence_is_allowed_only_if_every_part_of_it_is(licence: str, is_allowed: bool) -> None:
     assert supply.is_allowed(licence) is is_allowed
+
+
+@pytest.mark.parametrize(
+    ("package", "expected"),
+    [
+        ({"version": "1.0", "vulns": []}, None),
+        ({"version": "1.0", "vulns": [{"id": "CVE-1", "fix_versions": ["1.1"]}]}, commands.Failed),
+        ({"skip_reason": "Dependency not found"}, commands.NotRun),
+    ],
+)
+def test_an_audit_passes_only_if_its_service_knows_every_package(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    package: dict[str, object],
+    expected: type[Exception] | None,
+) -> None:
+    (tmp_path / "lib/python3.11/site-packages").mkdir(parents=True)
+    answer = {
+        "dependencies": [{"name": "rich"} | package, {"name": "tfcluster", "skip_reason": ""}]
+    }
+    monkeypatch.setattr(supply, "_environments", lambda: {"wheel": tmp_path})
+    monkeypatch.setattr(supply, "run", lambda *_, **__: json.dumps(answer))
+    with pytest.raises(expected) if expected else nullcontext():
+        assert supply.audit() == "wheel: 1 packages"
 
 
 def test_the_example_is_the_readme_block_that_installs_tfcluster() -> None:

@@ -208,7 +208,7 @@ up spec.yaml --epochs 3
 up --coordinator here
     No such option … --coordinator … always a pod: leave the option out
 up --bakend x
-    No such option … --bakend … Did you mean … --backend
+    No such option … --bakend … --backend
 plan train.py
     tfcluster run -n 2 train.py
 up lesson.ipynb
