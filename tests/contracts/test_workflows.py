@@ -103,6 +103,11 @@ def test_the_notes_of_a_release_are_its_section_of_the_changelog() -> None:
     assert notes.section(changelog, "2.0.0") == ""
 
 
+def test_the_page_of_a_release_has_a_line_for_each_paragraph() -> None:
+    text = "First\nline.\n\n### Added\n\n- `a`\n  more\n- *b*\n  - c\n    d"
+    assert notes.unwrapped(text) == "First line.\n\n### Added\n\n- `a` more\n- *b*\n  - c d"
+
+
 def test_a_tag_of_another_version_is_refused() -> None:
     done = subprocess.run(
         [sys.executable, "tools/release/notes.py", "v0.0.0"],

@@ -18,7 +18,7 @@ def main(tag: str) -> None:
     notes = section((ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), version)
     if not notes:
         raise SystemExit(f"CHANGELOG.md has no section [{version}], or it is empty")
-    sys.stdout.write(f"{notes}\n")
+    sys.stdout.write(f"{unwrapped(notes)}\n")
 
 
 def section(changelog: str, version: str) -> str:
@@ -28,6 +28,11 @@ def section(changelog: str, version: str) -> str:
     return (
         re.split(r"^(?:## |\[[^\]]+\]: )", found[0], flags=re.MULTILINE)[0].strip() if found else ""
     )
+
+
+def unwrapped(text: str) -> str:
+    """Return the text with each paragraph on one line: a release's page shows every line break."""
+    return re.sub(r"(?<=\S)\n(?!\n|#|\s*[-*] )\s*", " ", text)
 
 
 if __name__ == "__main__":

@@ -87,7 +87,7 @@ def test_the_last_to_arrive_waits_for_the_transfer_only() -> None:
     [
         ([Worker(input=0.1)] * 3, 0.005, Bound.INPUT, (), "the slowest task waits 65%"),
         ([Worker(), Worker(input=0.1)], 0.005, Bound.INPUT, ("worker:1",), "worker:1 waits"),
-        ([Worker()] * 2, 0.08, Bound.NETWORK, (), "1 MB a step at 0.012 GB/s"),
+        ([Worker()] * 2, 0.078, Bound.NETWORK, (), "1 MB a step at 0.013 GB/s"),
         ([Worker()] * 2 + [Worker(compute=0.15)], 0.005, Bound.STRAGGLER, ("worker:2",), "3.0 t"),
         ([Worker(callbacks=0.1)] * 2, 0.005, Bound.PYTHON, (), "callbacks take 65% of a step"),
         ([Worker(), Worker(other=0.1)], 0.005, Bound.PYTHON, ("worker:1",), "outside of functions"),
@@ -205,11 +205,11 @@ def test_a_report_with_lists_of_different_lengths_is_left_out() -> None:
 
 
 def test_the_speed_of_the_network_is_compared_with_the_known_one() -> None:
-    run = gang(Worker(), Worker(), transfer=0.08)
+    run = gang(Worker(), Worker(), transfer=0.078)
     run.times.link = Link(0.02, "the simulated network has")
     verdict = run.train()
     assert verdict is not None
-    assert "0.012 GB/s of the 0.02 GB/s that the simulated network has" in (verdict.message or "")
+    assert "0.013 GB/s of the 0.02 GB/s that the simulated network has" in (verdict.message or "")
 
 
 def test_others_wait_for_a_task_that_a_quota_stops_in_collectives() -> None:
