@@ -4,7 +4,7 @@ MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 # The tests start hundreds of Pythons; with this variable each would compile the launcher again.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help setup up test test-extended test-kubernetes test-fast test-matrix test-next parity check generated docs pictures format bench bench-quick bench-peers clean
+.PHONY: help setup up test test-extended test-kubernetes test-fast test-darwin test-matrix test-next parity check generated docs pictures format bench bench-quick bench-peers clean
 
 # The Pythons for tfcluster (3.11 to 3.13), for TensorFlow 2.15 (3.9 to 3.11), for TensorFlow 2.16
 # (3.9 to 3.12) and for the next TensorFlow (3.14). If empty, they are searched on PATH, in pyenv and
@@ -105,6 +105,10 @@ test-kubernetes: setup ## run the tests on a real Kubernetes cluster of two node
 ALL_SLOW := integration/docker integration/hosts integration/slurm integration/kubernetes integration/jobs workers/keras3 web  # importing them takes a second per process
 test-fast: $(NEWEST) ## run the fast tests that do not start TensorFlow
 	@$(PYTEST) -m "not tensorflow and not slow" $(addprefix --ignore tests/,$(ALL_SLOW))
+
+# The tests need no TensorFlow, so it may be a Mac's own Python; on Linux, tests/darwin.py hides what macOS lacks.
+test-darwin: $(NEWEST) ## run the unit tests that pass on macOS, here with a stand-in for it
+	@TFCLUSTER_TEST_PLATFORM=darwin $(BIN)/pytest -n 4 --dist loadgroup -m "not tensorflow and not slow and not linux" tests/launcher tests/workers
 
 test-matrix: setup $(KERAS) ## run the tests that compare Keras releases and check the numbers of docs/parity.md
 	@$(BIN)/pytest -m matrix

@@ -201,7 +201,7 @@ def test_a_save_that_the_hooks_saw_is_reported_once(monkeypatch: pytest.MonkeyPa
 
 
 def test_alive_events_are_limited_to_one_per_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, event_channel.KIND)
     now = Clock()
     monkeypatch.setattr(event_channel, "channel", event_channel.EventChannel(ours))
     monkeypatch.setattr(reporting, "_alive_at", float("-inf"))
@@ -228,7 +228,7 @@ def test_a_step_without_room_in_the_socket_is_sent_by_flush() -> None:
 
 
 def test_a_full_socket_drops_progress_and_keeps_errors_waiting() -> None:
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, event_channel.KIND)
     with ours, theirs:
         channel = event_channel.EventChannel(ours)
         while channel.offer({"type": "progress", "step": 1}):
@@ -239,7 +239,7 @@ def test_a_full_socket_drops_progress_and_keeps_errors_waiting() -> None:
 
 
 def test_a_missing_agent_is_no_error() -> None:
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, event_channel.KIND)
     theirs.close()
     with ours:
         channel = event_channel.EventChannel(ours)

@@ -233,7 +233,7 @@ class TaskRunner:
         request = {name: value for name, value in vars(order).items() if name in _REQUEST}
         request["until"] = time.monotonic() + order.within_s
         try:
-            source.send(json.dumps(request).encode(), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            source.send(json.dumps(request).encode(), socket.MSG_DONTWAIT)
         except OSError as error:
             why = f"it cannot be asked: {describe_error(error)}"
             event = {"type": "profiled", "id": order.id, "problem": why}

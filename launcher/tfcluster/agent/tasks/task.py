@@ -142,6 +142,10 @@ class Task:
         self.pipe, write_end = open_pipe()
         self.events, theirs = socket.socketpair(socket.AF_UNIX, _EVENT_SOCKET)
         self.events.setblocking(False)
+        if not IS_LINUX:  # macOS: a message must fit into both buffers, which have 2 and 4 KiB
+            for end in (self.events, theirs):
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * MAX_EVENT)
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 * MAX_EVENT)
         try:
             self.pid, self._failure = fork(order, write_end, theirs.fileno())
         except BaseException:

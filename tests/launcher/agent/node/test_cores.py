@@ -34,7 +34,7 @@ class Machine:
                 self.write(path, siblings)
 
     def allows(self, *usable: int) -> None:
-        self._monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(usable))
+        self._monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(usable), raising=False)
 
     def mounted(self, kind: str, options: str = "rw") -> None:
         line = f"29 23 0:26 / {self.mount} rw - {kind} {kind} {options}"
