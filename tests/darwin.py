@@ -86,7 +86,11 @@ def become_darwin() -> None:
 
     os.wait4 = wait4_in_bytes
     start, execute = subprocess.Popen.__init__, os.execvpe
-    os.execvpe = lambda file, argv, env: execute(file, as_darwin(list(argv)), env)
+
+    def execute_as_darwin(file: str, argv: list[str], env: dict[str, str]) -> None:
+        execute(file, as_darwin(argv), env)
+
+    vars(os)["execvpe"] = execute_as_darwin
 
     def start_as_darwin(self: Any, args: Any, *more: Any, **options: Any) -> None:
         if not isinstance(args, (str, bytes)) and not options.get("executable"):
@@ -110,9 +114,8 @@ def as_darwin(argv: list[str]) -> list[str]:
     if rest[0] == "-m":
         code = f"sys.argv[0] = ''; runpy.run_module({rest[1]!r}, None, '__main__', True)"
         return [*options, "-c", begin + "import sys; " + code, *rest[2:]]
-    code = (
-        f"sys.argv[0] = {rest[0]!r}; sys.path[0] = {os.path.dirname(os.path.realpath(rest[0]))!r}"
-    )
+    folder = os.path.dirname(os.path.realpath(rest[0]))
+    code = f"sys.argv[0] = {rest[0]!r}; sys.path[0] = {folder!r}"
     code += f"; runpy.run_path({rest[0]!r}, None, '__main__')"
     return [*options, "-c", begin + "import sys; " + code, *rest[1:]]
 

@@ -9,6 +9,8 @@ import pytest
 
 from tfcluster.agent.node import limits
 
+pytestmark = pytest.mark.linux("cores of a process")
+
 
 class Machine:
     """A `/sys/devices/system` and a `/proc` made of files."""
