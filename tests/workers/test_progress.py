@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import json
 import socket
@@ -11,7 +12,9 @@ import sys
 import types
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest.mock import Mock
 
 import numpy
 import pytest
@@ -236,6 +239,13 @@ def test_a_full_socket_drops_progress_and_keeps_errors_waiting() -> None:
         assert channel.send({"type": "task_error"}, within_s=0.05) is False
         theirs.recv(1 << 16)
         assert channel.send({"type": "task_error"}, within_s=1) is True
+
+
+def test_a_full_socket_of_macos_does_not_close_the_channel() -> None:
+    full = SimpleNamespace(send=Mock(side_effect=OSError(errno.ENOBUFS, "No buffer space")))
+    channel = event_channel.EventChannel(cast(socket.socket, full))
+    assert channel.offer({"type": "progress", "step": 1}) is False
+    assert channel.is_open
 
 
 def test_a_missing_agent_is_no_error() -> None:

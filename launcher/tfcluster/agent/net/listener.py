@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 import struct
+import sys
 import time
 
 from tfcluster.agent import Any, budgets, protocol
@@ -44,6 +45,7 @@ def process_of(peer: socket.socket) -> int:
 
 def _credentials(peer: socket.socket) -> tuple[int, int]:
     """Return the other end's process id and user (unix(7), SO_PEERCRED)."""
+    assert sys.platform == "linux"
     raw = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
     pid, uid, _gid = struct.unpack("3i", raw)
     return pid, uid

@@ -73,6 +73,7 @@ def _mtime_ns(path: Path) -> int | None:
 
 
 def _inheritance() -> list[object]:
+    assert sys.platform == "linux"
     umask = os.umask(0o077)
     os.umask(umask)
     names = sorted(name for name in dir(resource) if name.startswith("RLIMIT_"))
