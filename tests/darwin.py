@@ -12,11 +12,11 @@ import errno
 import fcntl
 import os
 import resource
-import select
 import signal
 import socket
 import subprocess
 import sys
+import sysconfig
 import time
 import types
 from itertools import takewhile
@@ -27,8 +27,8 @@ LONGEST_SOCKET_PATH = 103
 MISSING: dict[Any, tuple[str, ...]] = {
     os: (
         *("copy_file_range", "eventfd", "fdatasync", "getrandom", "getresgid", "getresuid"),
-        *("getxattr", "listxattr", "memfd_create", "pidfd_open", "pipe2", "posix_fadvise"),
-        *("posix_fallocate", "removexattr", "setns", "setresgid", "setresuid", "setxattr"),
+        *("memfd_create", "pidfd_open", "pipe2", "posix_fadvise"),
+        *("posix_fallocate", "setns", "setresgid", "setresuid"),
         *("splice", "unshare", "waitid", "O_DIRECT", "O_NOATIME", "O_PATH"),
         *(name for name in dir(os) if name.startswith(("sched_get", "sched_set", "MFD_"))),
     ),
@@ -39,7 +39,6 @@ MISSING: dict[Any, tuple[str, ...]] = {
         or name in ("F_SETPIPE_SZ", "F_GETPIPE_SZ", "F_SETSIG", "F_GETSIG")
     ),
     resource: ("prlimit", "RUSAGE_THREAD"),
-    select: tuple(name for name in dir(select) if name.lower().startswith("epoll")),
     signal: (
         *("pidfd_send_signal", "sigtimedwait", "sigwaitinfo"),
         *("SIGPOLL", "SIGPWR", "SIGSTKFLT", "SIGRTMAX", "SIGRTMIN"),
@@ -47,7 +46,8 @@ MISSING: dict[Any, tuple[str, ...]] = {
     socket: (
         *("AF_NETLINK", "AF_PACKET", "AF_VSOCK", "SO_BINDTODEVICE", "SO_MARK", "SO_PEERCRED"),
         *("SO_DOMAIN", "SO_PASSCRED", "SO_PROTOCOL", "SOCK_CLOEXEC", "SOCK_NONBLOCK"),
-        *("TCP_CORK", "TCP_INFO", "TCP_QUICKACK", "TCP_USER_TIMEOUT", "MSG_CMSG_CLOEXEC"),
+        *("TCP_CORK", "TCP_INFO", "TCP_QUICKACK", "TCP_USER_TIMEOUT"),
+        *("MSG_CMSG_CLOEXEC", "MSG_NOSIGNAL"),
     ),
     time: ("CLOCK_BOOTTIME", "pthread_getcpuclockid"),
 }
@@ -57,12 +57,17 @@ MISSING_IN_LIBC = (
 )
 
 
+_XDIST = "import sys;exec(eval(sys.stdin.readline()))"
+"""The program of pytest-xdist's workers, which read this file in conftest.py."""
+
+
 def become_darwin() -> None:
     """Make this process, and the Pythons that it starts, believe to be on macOS."""
     with contextlib.suppress(ImportError):
         import psutil  # noqa: F401  # its parts for macOS are not installed here
     sys.modules["_scproxy"] = proxies = types.ModuleType("_scproxy")  # for urllib.request
     vars(proxies).update(_get_proxies=dict, _get_proxy_settings=dict)
+    sysconfig.get_config_vars()  # reads a file whose name has the platform's
     sys.platform = "darwin"
     uname = os.uname()
     os.uname = lambda: os.uname_result(("Darwin", *uname[1:2], "24.0.0", "Darwin", "arm64"))
@@ -73,7 +78,19 @@ def become_darwin() -> None:
     for name in ("stat", "lstat", "readlink", "access"):
         setattr(os, name, _hiding(getattr(os, name)))
     sys.addaudithook(_refuse)
-    start = subprocess.Popen.__init__
+    wait4 = os.wait4
+
+    def wait4_in_bytes(pid: int, options: int) -> Any:
+        ended, status, usage = wait4(pid, options)
+        return ended, status, resource.struct_rusage([*usage[:2], usage[2] << 10, *usage[3:]])
+
+    os.wait4 = wait4_in_bytes
+    start, execute = subprocess.Popen.__init__, os.execvpe
+
+    def execute_as_darwin(file: str, argv: list[str], env: dict[str, str]) -> None:
+        execute(file, as_darwin(argv), env)
+
+    vars(os)["execvpe"] = execute_as_darwin
 
     def start_as_darwin(self: Any, args: Any, *more: Any, **options: Any) -> None:
         if not isinstance(args, (str, bytes)) and not options.get("executable"):
@@ -89,7 +106,7 @@ def as_darwin(argv: list[str]) -> list[str]:
         return argv
     options = [argv[0], *takewhile(_is_flag, argv[1:])]
     rest = argv[len(options) :]
-    if not rest or rest[0] in ("-V", "--version"):
+    if not rest or rest[0] in ("-V", "--version") or _XDIST in rest:
         return argv
     begin = f"import runpy; runpy.run_path({__file__!r})['become_darwin'](); "
     if rest[0] == "-c":
@@ -97,7 +114,8 @@ def as_darwin(argv: list[str]) -> list[str]:
     if rest[0] == "-m":
         code = f"sys.argv[0] = ''; runpy.run_module({rest[1]!r}, None, '__main__', True)"
         return [*options, "-c", begin + "import sys; " + code, *rest[2:]]
-    code = f"sys.argv[0] = {rest[0]!r}; sys.path[0] = {os.path.dirname(rest[0])!r}"
+    folder = os.path.dirname(os.path.realpath(rest[0]))
+    code = f"sys.argv[0] = {rest[0]!r}; sys.path[0] = {folder!r}"
     code += f"; runpy.run_path({rest[0]!r}, None, '__main__')"
     return [*options, "-c", begin + "import sys; " + code, *rest[1:]]
 

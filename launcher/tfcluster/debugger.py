@@ -52,6 +52,8 @@ def tell(**facts):
     print(json.dumps({"python": sys.executable, "cwd": os.getcwd(), **facts}))
     sys.exit()
 
+if not os.path.exists("/proc/self"):
+    tell(said="it needs /proc, which macOS does not have")
 if port := find_port():
     tell(port=port)
 lacks = []

@@ -20,6 +20,7 @@ from collections.abc import Mapping
 
 from tfcluster.agent import Any
 from tfcluster.agent.processes import (
+    IS_LINUX,
     first_environment,
     is_alive,
     kill_all,
@@ -157,7 +158,7 @@ def _kill_tasks(run_id: str) -> list[str]:
 def _find_tasks(run_id: str) -> dict[int, str]:
     """Return pid → task for the living processes of this user that the run started."""
     mark, tasks = f"TFCLUSTER_RUN_ID={run_id}".encode(), {}
-    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc") if IS_LINUX else ())):
         try:
             is_own = os.stat(f"/proc/{pid}").st_uid == os.getuid()
         except OSError:

@@ -144,6 +144,7 @@ with socket.socket(socket.AF_UNIX) as connection:
 """
 
 
+@pytest.mark.linux("SO_PEERCRED")
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 def test_another_user_is_disconnected(paths: RunPaths) -> None:
     """The server checks the user even if the modes of folder and socket allow the access."""
