@@ -146,6 +146,7 @@ def test_what_its_stdin_does_not_take_waits_and_what_nobody_reads_is_dropped(
 LEAVES = "setsid sleep 600 & echo $!; wait"
 
 
+@pytest.mark.linux("stray processes are found in /proc")
 def test_all_that_it_has_started_ends_with_it(beside: Beside) -> None:
     """Whether it ends by itself, or is ended, or its task is."""
     left = beside.shell("setsid sleep 600 & echo $!")
