@@ -56,6 +56,7 @@ def test_reports_of_a_flooding_task_are_dropped_except_the_last_error(rig: Rig) 
     assert counts == [1, sent - len(events) + 1]
 
 
+@pytest.mark.linux("/proc")
 def test_connections_without_a_hello_use_little_memory_and_block_no_other(rig: Rig) -> None:
     before = memory_of(rig.pid)
     incomplete_hello = protocol.control_frame({"type": "hello", "x": "x" * (900 << 10)})[:-100]

@@ -11,6 +11,8 @@ import pytest
 from tfcluster.agent import fencing
 from tfcluster.agent.processes import start_time
 
+pytestmark = pytest.mark.linux("the end of processes is proved by /proc")
+
 HERE = {"boot_id": "b1", "machine": "m1 gpu1", "pid_namespace": 4026531836, "uid": 1000}
 ANOTHER_BOOT = {"boot_id": "b2"}
 ANOTHER_NAMESPACE = {"pid_namespace": 4026532999}

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 
+import pytest
 from tests.launcher.agent.conftest import Rig, is_alive, kill, wait_until
 
 from tfcluster.agent.processes import signal_group, start_time
 
 
+@pytest.mark.linux("a process dies with its parent")
 def test_killing_guard_and_agent_at_once_still_ends_the_tasks(rig: Rig) -> None:
     """Other processes of the tasks are documented as not covered: no living process knows them."""
     tasks = [rig.start("sleep", "300", task=f"worker:{index}")["pid"] for index in range(2)]
@@ -19,6 +21,7 @@ def test_killing_guard_and_agent_at_once_still_ends_the_tasks(rig: Rig) -> None:
     os.unlink(rig.config.socket)
 
 
+@pytest.mark.linux("start times are in /proc")
 def test_a_process_with_a_reused_pid_is_not_killed() -> None:
     process = subprocess.Popen(["sleep", "60"], start_new_session=True)
     try:

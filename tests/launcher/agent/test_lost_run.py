@@ -8,10 +8,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tfcluster.agent import fencing
 from tfcluster.agent.agent_config import EndLostRun
 
 from .conftest import NewRig, Rig, is_alive, wait_until
+
+pytestmark = pytest.mark.linux("the end of processes is proved by /proc")
 
 RUN = f"lost-{os.getpid()}"
 LEAVES = """

@@ -12,6 +12,8 @@ import pytest
 
 from .conftest import NewRig, Rig, children_of, is_alive, wait_until
 
+pytestmark = pytest.mark.linux("stray processes are found in /proc")
+
 
 @cache
 def find_python39() -> str | None:

@@ -221,6 +221,7 @@ def start_waiting(path: Path) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-I", "-S", "-c", source, str(path)])
 
 
+@pytest.mark.linux("containers are Linux")
 @pytest.mark.parametrize("python", [*old_pythons.REAL, ""])
 def test_a_container_reports_a_python_that_is_too_old(tmp_path: Path, python: str) -> None:
     python = python or old_pythons.pretending(tmp_path / "python3")

@@ -47,7 +47,9 @@ def folder() -> Iterator[Path]:
     params=[
         pytest.param(LOCAL, id="local"),
         pytest.param(SIMULATED, id="simulated", marks=pytest.mark.linux("namespaces")),
-        pytest.param(TEMPLATE, id="template"),
+        pytest.param(
+            TEMPLATE, id="template", marks=pytest.mark.linux("the stand-in for macOS has no pip")
+        ),
     ],
 )
 def outcomes(request: pytest.FixtureRequest, folder: Path) -> Mapping[str, str]:

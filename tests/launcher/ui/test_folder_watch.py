@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from tfcluster.agent.processes import IS_LINUX
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.ui import folder_watch as folder_watch_module
 from tfcluster.ui.folder_watch import FolderWatch
@@ -23,8 +22,6 @@ HOURS = 10_000.0
 @pytest.fixture
 def folder_watch(monkeypatch: pytest.MonkeyPatch) -> FolderWatch:
     """Return a watch whose wait is ended only by a change or by `wake`."""
-    if not IS_LINUX:
-        pytest.skip("no inotify")
     monkeypatch.setattr(folder_watch_module, "RECHECK_S", HOURS)
     return FolderWatch()
 
@@ -35,6 +32,7 @@ def no_inotify(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folder_watch_module, "IS_LINUX", False)
 
 
+@pytest.mark.linux("inotify")
 def test_a_write_ends_the_wait(folder_watch: FolderWatch, tmp_path: Path) -> None:
     log = tmp_path / "worker-0.log"
     log.touch()
@@ -47,6 +45,7 @@ def test_a_write_ends_the_wait(folder_watch: FolderWatch, tmp_path: Path) -> Non
     folder_watch.close()
 
 
+@pytest.mark.linux("inotify")
 def test_any_thread_can_end_the_wait_and_waking_after_close_does_nothing(
     folder_watch: FolderWatch,
 ) -> None:
@@ -86,6 +85,7 @@ def test_without_inotify_lines_are_still_shown(
     assert view.finish(timeout_s=60)
 
 
+@pytest.mark.linux("inotify")
 def test_a_quiet_run_is_not_polled(
     paths: RunPaths, write_log: Write, folder_watch: FolderWatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -148,6 +148,7 @@ def is_removed(group: Path) -> bool:
     return not group.exists()
 
 
+@pytest.mark.linux("cgroups")
 def test_a_real_counter_is_evidence_without_the_kernel_log(small_cgroup: Path) -> None:
     detector = OomDetector("/proc", NO_LOG)
     code = "input(); x = bytearray(300 << 20)"
@@ -162,6 +163,7 @@ def test_a_real_counter_is_evidence_without_the_kernel_log(small_cgroup: Path) -
     assert detector.evidence(task.pid, before) == shown
 
 
+@pytest.mark.linux("cgroups")
 def test_an_out_of_memory_kill_is_reported_with_evidence(rig: Rig, small_cgroup: Path) -> None:
     (small_cgroup / "cgroup.procs").write_text(str(rig.pid))
     pid = rig.start_python(EATER)["pid"]
@@ -170,6 +172,7 @@ def test_an_out_of_memory_kill_is_reported_with_evidence(rig: Rig, small_cgroup:
     assert f"Killed process {pid}" in exited["out_of_memory"] or f"pid={pid}" in exited["oom"]
 
 
+@pytest.mark.linux("cgroups")
 def test_other_kills_have_no_out_of_memory_evidence(rig: Rig, small_cgroup: Path) -> None:
     (small_cgroup / "cgroup.procs").write_text(str(rig.pid))
     kill(rig.start("sleep", "300")["pid"])

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.launcher.agent.conftest import Rig, is_alive, wait_until
 
 DAEMON = """
@@ -98,6 +99,7 @@ def test_the_tf_config_has_the_addresses_of_the_order_and_the_place_of_the_task(
     assert found["evaluator:0"]["cluster"] == {**cluster, "evaluator": ["c:3"]}
 
 
+@pytest.mark.linux("stray processes are found in /proc")
 def test_a_stray_process_ends_before_the_next_attempt_of_its_task(rig: Rig) -> None:
     names = ("worker:0", "worker:1")
     start(rig, 1, *(daemon(rig, 1, name) for name in names))
@@ -109,6 +111,7 @@ def test_a_stray_process_ends_before_the_next_attempt_of_its_task(rig: Rig) -> N
     assert [is_alive(pid) for pid in stray] == [False, True]
 
 
+@pytest.mark.linux("stray processes are found in /proc")
 def test_a_stray_process_with_an_empty_environment_ends_after_a_gang_stop(rig: Rig) -> None:
     start(rig, 1, daemon(rig, 1, "worker:0", "no names"), order(rig, 1, "true", task="worker:1"))
     stray = pid_in(rig.folder / "attempt-1" / "worker:0.log")

@@ -146,6 +146,7 @@ def test_what_its_stdin_does_not_take_waits_and_what_nobody_reads_is_dropped(
 LEAVES = "setsid sleep 600 & echo $!; wait"
 
 
+@pytest.mark.linux("stray processes are found in /proc")
 def test_all_that_it_has_started_ends_with_it(beside: Beside) -> None:
     """Whether it ends by itself, or is ended, or its task is."""
     left = beside.shell("setsid sleep 600 & echo $!")
@@ -162,6 +163,7 @@ def test_all_that_it_has_started_ends_with_it(beside: Beside) -> None:
     assert beside.rig.exited()["ended_by"] == "tfcluster"
 
 
+@pytest.mark.linux("a process dies with its parent")
 def test_it_ends_with_the_connection_and_with_the_agent(new_rig: Any) -> None:
     beside = Beside(new_rig(lease_s=60.0))
     pid = beside.pid(beside.shell(LEAVES))

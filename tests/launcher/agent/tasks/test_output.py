@@ -121,6 +121,7 @@ def test_a_log_that_cannot_be_opened_stops_no_task(rig: Rig) -> None:
     assert (lost["bytes"], lost["reason"]) == (8, "File exists")
 
 
+@pytest.mark.linux("/proc")
 def test_a_stopped_coordinator_does_not_stop_a_task(rig: Rig) -> None:
     """A task keeps writing output and events while the coordinator does not read its socket."""
     code = (

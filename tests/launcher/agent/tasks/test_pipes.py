@@ -17,6 +17,8 @@ from tfcluster.agent.tasks.log_streaming import (
     Pipes,
 )
 
+pytestmark = pytest.mark.linux("the size of a pipe")
+
 F_SETPIPE_SZ = 1031
 SMALL, MORE, LARGE = b".", b"M", b"L"
 """The bytes that stand for a small read, more than a trickle, and a large read."""

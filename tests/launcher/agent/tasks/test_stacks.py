@@ -6,9 +6,12 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
 from tests.launcher.agent.conftest import Rig, wait_until
 
 from tfcluster.agent.tasks import stacks
+
+pytestmark = pytest.mark.linux("the handlers of a task without hooks are seen in /proc")
 
 BOOTED = f"""
 import faulthandler, signal, sys, threading, time

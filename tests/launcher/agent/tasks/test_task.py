@@ -142,6 +142,7 @@ def test_processes_in_a_task_s_group_end_with_it(rig: Rig) -> None:
     wait_until(lambda: not is_alive(int(rig.log().read_text())))
 
 
+@pytest.mark.linux("stray processes are found in /proc")
 def test_orphans_outside_the_group_end_with_the_agent(rig: Rig) -> None:
     rig.start(sys.executable, "-S", "-c", "import os\nif os.fork(): os._exit(0)\nos.setsid()\n"
               "print(os.getpid(), flush=True)\nos.close(1); os.close(2)\n"

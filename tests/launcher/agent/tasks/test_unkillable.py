@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from tests.launcher.agent.conftest import Rig, is_alive, wait_until
 
+pytestmark = pytest.mark.linux("the state of a process is in /proc")
+
 FREEZER = Path("/sys/fs/cgroup/freezer")
 
 
