@@ -4,7 +4,7 @@ MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 # The tests start hundreds of Pythons; with this variable each would compile the launcher again.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help setup up test test-extended test-kubernetes test-fast test-matrix test-next parity check generated docs pictures format bench bench-quick bench-peers clean
+.PHONY: help setup up test test-extended test-kubernetes test-fast test-lowest test-prereleases test-matrix test-next release-check parity check generated docs pictures format bench bench-quick bench-peers clean
 
 # The Pythons for tfcluster (3.11 to 3.13), for TensorFlow 2.15 (3.9 to 3.11), for TensorFlow 2.16
 # (3.9 to 3.12) and for the next TensorFlow (3.14). If empty, they are searched on PATH, in pyenv and
@@ -25,6 +25,9 @@ NIGHTLY := .venv-keras/nightly/.installed
 NEXT := .venv-next/.installed
 JAX := .venv-jax/.installed
 PEERS := .venv-peers/.installed
+RELEASE := .venv-release/.installed
+LOWEST := .venv-lowest/.installed
+PRERELEASES := .venv-prereleases/.installed
 
 help: ## show this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1\t/p' Makefile | expand -t 24
@@ -68,6 +71,17 @@ $(NEXT): constraints/next.txt tools/make_venv.py
 		--what "the next TensorFlow" --constraints constraints/next.txt; \
 	code=$$?; case $$code in 0) touch $@ ;; 3) ;; *) exit $$code ;; esac
 
+# What builds, checks and installs a release: uv, twine, pip-audit, pip-licenses.
+$(RELEASE): constraints/release.txt tools/make_venv.py
+	@python3 tools/make_venv.py .venv-release \
+		--python "$(PYTHON)" --oldest 3.11 --newest 3.13 \
+		--what "the tools of a release" --constraints constraints/release.txt --editable .
+	@touch $@
+
+$(LOWEST) $(PRERELEASES): .venv-%/.installed: pyproject.toml constraints/newest.txt tools/make_lane.py $(RELEASE)
+	@.venv-release/bin/python tools/make_lane.py .venv-$* $*
+	@touch $@
+
 # Keras on JAX, without TensorFlow: installed within half a minute. Only tests use it.
 $(JAX): constraints/jax.txt tools/make_venv.py
 	@python3 tools/make_venv.py .venv-jax \
@@ -103,8 +117,17 @@ test-kubernetes: setup ## run the tests on a real Kubernetes cluster of two node
 	@$(BIN)/pytest $(SLOWEST) -m tensorflow $(KUBERNETES)
 
 ALL_SLOW := integration/docker integration/hosts integration/slurm integration/kubernetes integration/jobs workers/keras3 web  # importing them takes a second per process
+WITHOUT_SLOW := $(addprefix --ignore tests/,$(ALL_SLOW))
 test-fast: $(NEWEST) ## run the fast tests that do not start TensorFlow
-	@$(PYTEST) -m "not tensorflow and not slow" $(addprefix --ignore tests/,$(ALL_SLOW))
+	@$(PYTEST) -m "not tensorflow and not slow" $(WITHOUT_SLOW)
+
+# Selenium, MkDocs and TensorBoard would raise the lowest releases.
+UNPINNED := -n 6 --dist loadgroup -m "not tensorflow and not slow and not pinned" $(WITHOUT_SLOW) $(addprefix --ignore tests/,contracts/test_site.py launcher/coordinator/test_tensorboard_files.py)
+test-lowest: $(LOWEST) ## run them with the lowest dependencies that pyproject.toml allows, on Python 3.11
+	@.venv-lowest/bin/pytest $(UNPINNED)
+
+test-prereleases: $(PRERELEASES) ## run them with the newest dependencies, pre-releases included
+	@.venv-prereleases/bin/pytest $(UNPINNED)
 
 test-matrix: setup $(KERAS) ## run the tests that compare Keras releases and check the numbers of docs/parity.md
 	@$(BIN)/pytest -m matrix
@@ -115,6 +138,10 @@ test-next: $(NEWEST) $(NIGHTLY) $(NEXT) ## test the Keras 3 patch with the next 
 			$(GANGS) $(SLOWEST) -m next tests/workers/test_keras3.py tests/matrix tests/parity tests/upstream || exit 1; \
 	done
 
+STEPS :=
+release-check: $(RELEASE) ## build and check a release, or its STEPS="build audit"; print what a person has to do
+	@.venv-release/bin/python -m tools.release $(STEPS)
+
 parity: setup ## measure the table of docs/parity.md again: 1, 2 and 3 workers, each Keras
 	@$(BIN)/python -m tests.parity > docs/parity.new && mv docs/parity.new docs/parity.md
 
@@ -122,7 +149,7 @@ check: $(NEWEST) ## run ruff, mypy, import-linter, the check for plain English, 
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
-	@$(BIN)/mypy tests benchmarks tools/generated tools/pictures tools/release/notes.py tools/site tools/check_english.py tools/github_action.py tools/touched_files.py
+	@$(BIN)/mypy tests benchmarks tools/generated tools/pictures tools/release tools/site tools/check_english.py tools/github_action.py tools/make_lane.py tools/touched_files.py
 	@$(BIN)/lint-imports
 	@$(BIN)/python tools/check_english.py
 	@$(BIN)/jactionlint --profile correctness --shellcheck= --pyflakes=
@@ -158,4 +185,4 @@ $(PEERS): constraints/peers.txt tools/make_venv.py
 	@touch $@
 
 clean: ## remove the environments and all caches
-	rm -rf .venv .venv-tf215 .venv-tf216 .venv-keras .venv-next .venv-jax .venv-peers .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist
+	rm -rf .venv .venv-tf215 .venv-tf216 .venv-keras .venv-next .venv-jax .venv-peers .venv-release .venv-lowest .venv-prereleases .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist

@@ -3,7 +3,7 @@
 The names of the Python API (docs/guides/python_api.md) are imported when they are first used.
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 TYPE_CHECKING = False  # the module `typing` would take longer to import than all of this
 if TYPE_CHECKING:

@@ -32,7 +32,7 @@ BLOCKS = [block for page in PAGES if page not in KOREAN for block in blocks(page
 KINDS = {"console", "output", "python", "json", "jsonc", "yaml", "diff", "text", "sh", "toml"}
 OTHER_PROGRAMS = {
     *("docker", "docker-compose", "kubectl", "sbatch", "salloc"),
-    *("cat", "eval", ".", "cd", "ssh", "pip", "uv", ".ci/run"),
+    *("cat", "eval", ".", "cd", "ssh", "git", "pip", "uv", ".ci/run"),
 }
 """Programs that are not ours, whose options no test knows."""
 FILES = {

@@ -45,6 +45,7 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+@pytest.mark.pinned
 def test_memory_and_idle_cpu_time_of_a_run_are_small(family: list[int]) -> None:
     sizes = [rss_kb(pid) for pid in family]
     before = [cpu_s(pid) for pid in family]

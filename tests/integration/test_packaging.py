@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import email
 import json
 import os
 import re
@@ -10,10 +9,11 @@ import subprocess
 import sys
 import tarfile
 import venv
-import zipfile
 from pathlib import Path
 
 import pytest
+from markdown_it import MarkdownIt
+from tools.release import archives, publishing, readme
 
 from tfcluster import __version__
 
@@ -24,19 +24,15 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder with the sdist and the wheel that was built from it.
-
-    The build has no isolation, so it needs no network: hatchling is installed already.
-    """
+    """The folder with the sdist and the wheel; building both again gave the same bytes."""
     folder = tmp_path_factory.mktemp("dist")
-    check([sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder)], cwd=ROOT)
+    archives.build(folder)
     return folder
 
 
 @pytest.fixture(scope="module")
 def wheel(built: Path) -> Path:
-    (found,) = built.glob("*.whl")
-    return found
+    return archives.wheel(built)
 
 
 @pytest.fixture(scope="module")
@@ -77,44 +73,37 @@ def environment(bin_folder: Path, cwd: Path) -> dict[str, str]:
     return env
 
 
-def test_the_sdist_holds_the_sources_of_the_wheel_and_all_pages(built: Path) -> None:
-    (sdist,) = built.glob("*.tar.gz")
-    with tarfile.open(sdist) as archive:
-        paths = [name.partition("/")[2] for name in archive.getnames()]
-    tops = {path.partition("/")[0] for path in paths}
+def test_the_archives_hold_what_they_need_and_nothing_else(built: Path) -> None:
+    archives.check_contents(built)
 
-    assert tops == {
-        *("launcher", "workers", "cluster_specs", "docker", "constraints", "docs"),
-        *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "pyproject.toml"),
-        *(".gitignore", "PKG-INFO"),  # hatchling adds them
+
+def test_the_readme_of_the_wheel_has_links_that_work_on_an_index_page(wheel: Path) -> None:
+    html = MarkdownIt().render(archives.readme(wheel))
+
+    assert len(readme.links(html)) >= 8
+    assert [*readme.broken(html)] == []
+
+
+def test_a_wheel_names_its_pages_once_the_owner_is_filled_in(built: Path, tmp_path: Path) -> None:
+    with tarfile.open(archives.sdist(built)) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (tree,) = tmp_path.iterdir()
+    (tree / "PKG-INFO").unlink()  # it has the metadata of the placeholder
+    for name in ("pyproject.toml", "README.md"):
+        text = (tree / name).read_text()
+        (tree / name).write_text(publishing.with_owner(text, "Anna"))
+    command = [sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", "."]
+    check(command, cwd=tree)
+
+    about = archives.metadata(archives.wheel(tree))
+    assert set(about.get_all("Project-URL", [])) == {
+        "Documentation, https://anna.github.io/tfcluster/",
+        "Source, https://github.com/Anna/tfcluster",
+        "Issues, https://github.com/Anna/tfcluster/issues",
+        "Changelog, https://github.com/Anna/tfcluster/blob/main/CHANGELOG.md",
     }
-    pages = {str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md")}
-    assert pages <= set(paths)
-
-
-def test_the_wheel_holds_both_packages_the_templates_and_the_schema(wheel: Path) -> None:
-    names = set(zipfile.ZipFile(wheel).namelist())
-
-    assert {
-        "tfcluster/cli/main.py",
-        "tfcluster/agent/protocol.py",
-        "tfcluster/py.typed",
-        "tfcluster_workers/boot.py",
-        "tfcluster_workers/jobs/keras_mnist.py",
-        "tfcluster/templates/localhost-2w.json",
-        "tfcluster/templates/hosts-2x.json",
-        "tfcluster/web/templates/run.html",
-        "tfcluster/web/static/run.js",
-        "tfcluster/web/static/vendor/uplot/LICENSE",
-        "tfcluster/docker/Dockerfile",
-        "tfcluster/docker/pip-install",
-        "tfcluster/docker/constraints/newest.txt",
-    } <= names
-    pages = {f"tfcluster/{page.relative_to(ROOT)}" for page in (ROOT / "docs").rglob("*.md")}
-    assert {name for name in names if name.startswith("tfcluster/docs/")} == pages
-    assert [name for name in names if name.endswith("schema.json")]
-    assert [name for name in names if name.endswith("data/share/man/man1/tfcluster.1")]
-    assert not [name for name in names if name.startswith("tests") or "__pycache__" in name]
+    files = f"https://github.com/Anna/tfcluster/blob/v{__version__}/docs/index.md"
+    assert files in archives.readme(archives.wheel(tree))
 
 
 def test_the_wheel_runs_in_an_empty_environment_outside_the_repository(
@@ -183,9 +172,7 @@ def test_a_command_names_the_extra_that_it_needs(empty: Path, tmp_path: Path) ->
 
 
 def test_python_39_and_310_get_the_package_for_their_tasks_only(wheel: Path) -> None:
-    with zipfile.ZipFile(wheel) as archive:
-        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
-        metadata = email.message_from_bytes(archive.read(name))
+    metadata = archives.metadata(wheel)
     needed = [line for line in metadata.get_all("Requires-Dist", []) if "extra ==" not in line]
     assert metadata["Requires-Python"] == ">=3.9"
     assert needed

@@ -23,7 +23,6 @@ from urllib.parse import urlsplit
 import httpx
 import psutil
 import pytest
-from tests.browser import browser
 
 from .commandline import CommandLine, wait_for
 
@@ -152,9 +151,9 @@ def test_only_the_loopback_interface_listens(shell: CommandLine) -> None:
     with serving(shell) as server:
         port = urlsplit(server.url).port
 
-        found = psutil.Process(server.process.pid).net_connections("inet")
+        found = [c for c in psutil.net_connections("inet") if c.pid == server.process.pid]
 
-        listening = [(c.laddr.ip, c.laddr.port) for c in found if c.status == psutil.CONN_LISTEN]
+        listening = [tuple(c.laddr) for c in found if c.status == psutil.CONN_LISTEN]
         assert listening == [("127.0.0.1", port)]
         for family, address in ((socket.AF_INET, "127.0.0.2"), (socket.AF_INET6, "::1")):
             with socket.socket(family) as other, pytest.raises(OSError, match=r"refused|assign"):
@@ -162,7 +161,10 @@ def test_only_the_loopback_interface_listens(shell: CommandLine) -> None:
         server.end()
 
 
+@pytest.mark.pinned
 def test_the_browser_is_opened_without_the_token_on_its_command_line(shell: CommandLine) -> None:
+    from tests.browser import browser  # Selenium
+
     record = shell.root / "opened"
     opener = shell.script(
         "browser.py",
@@ -222,8 +224,11 @@ form.submit();
 """
 
 
+@pytest.mark.pinned
 def test_a_page_on_another_port_reads_nothing_and_stops_nothing(shell: CommandLine) -> None:
     """Ports of 127.0.0.1 are one site: the browser sends the cookie with that page's requests."""
+    from tests.browser import browser  # Selenium
+
     run_id = start_run(shell)
     (shell.root / "evil").mkdir()
     (shell.root / "evil" / "index.html").write_text("<!doctype html><title>evil</title><body>")

@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
@@ -104,12 +104,18 @@ def build_debugged(docker: Docker) -> str:
     return DEBUGGED
 
 
-def build_worker(docker: Docker, name: str, *, outside: Mapping[str, str]) -> None:
+def build_worker(
+    docker: Docker,
+    name: str,
+    *,
+    outside: Mapping[str, str],
+    tfcluster: Sequence[str] = (sys.executable, "-m", "tfcluster.cli.main"),
+) -> None:
     """Build one of BUILT as a user does; this is quick if the daemon has its layers.
 
     `outside` is added to the environment: variables with which pip leaves the daemon's network.
     """
-    argv = [sys.executable, "-m", "tfcluster.cli.main", "build", "--network", "host"]
+    argv = [*tfcluster, "build", "--network", "host"]
     argv += ["--base", import_base(docker), "--tag", name, *BUILT[name]]
     with tempfile.TemporaryDirectory() as folder:
         argv += _pip_options(Path(folder))

@@ -6,8 +6,10 @@ Korean pages declare their language.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,21 @@ ROOT = Path(__file__).parents[2]
 SCHEMA = ROOT / "launcher/tfcluster/spec/spec-v1.schema.json"
 _UPWARD_LINK = re.compile(r"(?<=\]\()((?:\.\./)+)([^)#\s]+)")
 _LANGUAGES = {".py": "python", ".json": "json", ".md": "markdown"}
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Take the addresses from pyproject.toml, once their owner is filled in.
+
+    `repo_url` is not used: the theme would ask GitHub for numbers about it on every page.
+    """
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    address = project["tool"]["hatch"]["metadata"]["hooks"]["custom"]
+    if "OWNER" not in address["repository"]:
+        if "TFCLUSTER_DOCS_URL" not in os.environ:
+            config.site_url = address["documentation"]
+        link = {"icon": "fontawesome/brands/github", "link": address["repository"]}
+        config.extra["social"] = [link]
+    return config
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:

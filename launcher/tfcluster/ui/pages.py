@@ -46,7 +46,9 @@ def reference(place: str) -> str:
 
 
 def _published() -> str | None:
-    """Return the address that `[project.urls]` of pyproject.toml named when this was built."""
+    """Return the documentation's address in the wheel; None in a checkout: it has the pages."""
+    if _CHECKOUT.is_dir():
+        return None
     from importlib import metadata  # only needed for a failure, and `status` imports this module
 
     try:

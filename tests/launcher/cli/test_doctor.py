@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from tests.launcher.cli.conftest import Forked
 
 
@@ -20,6 +21,7 @@ def written(folder: Path, port: int = 0, **sections: object) -> str:
     return "spec.json"
 
 
+@pytest.mark.pinned  # TensorFlow
 def test_without_a_spec_this_machine_is_checked(tmp_path: Path, forked: Forked) -> None:
     done = forked("doctor", https_proxy="http://anna:secret@proxy:8080")
     assert (done.returncode, done.stderr) == (0, "")

@@ -202,13 +202,13 @@ MIXED_UP = r"""
 up train.py
     train.py: this is a Python script, not a spec … tfcluster run -n 2 train.py … init --script
 up train.py --epochs 3
-    No such option '--epochs' … To run a script: tfcluster run train.py --epochs 3
+    No such option … --epochs … To run a script: tfcluster run train.py --epochs 3
 up spec.yaml --epochs 3
-    No such option '--epochs' … come after `--`
+    No such option … --epochs … come after `--`
 up --coordinator here
-    No such option '--coordinator' … always a pod: leave the option out
+    No such option … --coordinator … always a pod: leave the option out
 up --bakend x
-    No such option '--bakend' … Did you mean … '--backend'
+    No such option … --bakend … --backend
 plan train.py
     tfcluster run -n 2 train.py
 up lesson.ipynb
@@ -228,7 +228,7 @@ run -n 2 python3 train.py --epochs 3
 run bench.sh 'a b'
     bench.sh is not a Python script … → tfcluster run --no-python ./bench.sh 'a b'
 run --nproc-per-node=2 a.py
-    No such option '--nproc-per-node' … → tfcluster run -n 2 a.py
+    No such option … --nproc-per-node … → tfcluster run -n 2 a.py
 run -np 2 a.py
     → tfcluster run -n 2 a.py
 run --gpus 1 train.py

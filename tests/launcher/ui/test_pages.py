@@ -77,8 +77,9 @@ def test_elsewhere_a_hint_names_the_command_that_prints_the_section(
 
 
 def test_where_the_documentation_is_published_a_hint_names_its_address(
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(pages, "_CHECKOUT", tmp_path / "none")
     package = Message()
     monkeypatch.setattr(metadata, "metadata", lambda name: package)
     package["Project-URL"] = "Source, https://code.invalid"
