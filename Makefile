@@ -4,7 +4,7 @@ MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 # The tests start hundreds of Pythons; with this variable each would compile the launcher again.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help setup up test test-extended test-kubernetes test-fast test-lowest test-prereleases test-matrix test-next release-check parity check generated docs pictures format bench bench-quick bench-peers clean
+.PHONY: help setup up test test-extended test-kubernetes test-fast test-darwin test-lowest test-prereleases test-matrix test-next release-check parity check generated docs pictures format bench bench-quick bench-peers clean
 
 # The Pythons for tfcluster (3.11 to 3.13), for TensorFlow 2.15 (3.9 to 3.11), for TensorFlow 2.16
 # (3.9 to 3.12) and for the next TensorFlow (3.14). If empty, they are searched on PATH, in pyenv and
@@ -128,6 +128,11 @@ test-lowest: $(LOWEST) ## run them with the lowest dependencies that pyproject.t
 
 test-prereleases: $(PRERELEASES) ## run them with the newest dependencies, pre-releases included
 	@.venv-prereleases/bin/pytest $(UNPINNED)
+
+# On Linux, tests/darwin.py hides what macOS lacks, and mypy finds the other uses of it.
+test-darwin: $(NEWEST) ## run the unit tests that need no Linux, here with a stand-in for macOS
+	@$(BIN)/mypy --platform darwin --cache-dir .mypy_cache/darwin
+	@TFCLUSTER_TEST_PLATFORM=darwin $(PYTEST) -m "not tensorflow and not slow and not linux" tests/launcher tests/workers
 
 test-matrix: setup $(KERAS) ## run the tests that compare Keras releases and check the numbers of docs/parity.md
 	@$(BIN)/pytest -m matrix

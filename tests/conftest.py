@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from collections.abc import Generator, Iterator
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-from .forked import DROPPED, ForkServer
+from .darwin import become_darwin
+from .forked import DROPPED, ForkServer, PlainStarts
 from .scheduling import OneByOne, is_extended, place
 
 # No deadline: the time of an example depends on how busy the machine is.
@@ -23,6 +25,9 @@ settings.load_profile("any machine")
 os.environ["TFCLUSTER_CONFIG"] = os.devnull
 for _name in set(DROPPED) - {"CI"}:  # xdist's workers, which inherit the rest, read it too
     os.environ.pop(_name, None)
+
+if os.environ.get("TFCLUSTER_TEST_PLATFORM") == "darwin" and sys.platform == "linux":
+    become_darwin()  # before anything of tfcluster is imported
 
 IS_CI = os.environ.get("CI") == "true"
 
@@ -63,6 +68,6 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 @pytest.fixture(scope="session")
 def fork_server() -> Iterator[ForkServer]:
     """Yield this test process's server, which starts `tfcluster` commands as forks."""
-    server = ForkServer()
+    server = ForkServer() if sys.platform == "linux" else PlainStarts()
     yield server
     server.close()

@@ -92,6 +92,16 @@ class ForkServer:
             self._process.wait(10)
 
 
+class PlainStarts(ForkServer):
+    """The same without forks, for macOS, whose libraries do not survive them."""
+
+    def start(
+        self, args: Sequence[str], *, terminal: bool = False, **options: Any
+    ) -> subprocess.Popen[bytes]:
+        assert not terminal
+        return subprocess.Popen([sys.executable, "-m", "tfcluster", *args], **options)
+
+
 class _Forked(subprocess.Popen[bytes]):
     """A Popen whose process is a fork of the server; the server reports its exit status."""
 

@@ -148,7 +148,7 @@ class PortInUseError(SetupError):
             fix = "widen the range; a node needs a port for each of its tasks"
             super().__init__(f"no port of runtime.ports is free: {address}", fix=fix)
             return
-        holder = f"pid {pid}" if pid else "a process this user cannot see"
+        holder = f"pid {pid}" if pid else "a process, this user cannot see which"
         if command:
             holder += f" ({command})"
         if run_id:

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from .commandline import CommandLine, wait_for
 from .run_folder import RunFolder
 
@@ -133,8 +135,8 @@ class Family:
 def is_alive(pid: int) -> bool:
     """Return whether the process is alive; a zombie is not: it holds nothing."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
+        return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    except psutil.Error:
         return False
 
 

@@ -16,6 +16,8 @@ from tfcluster import debugger
 from tfcluster.errors import InterpreterError, SetupError
 from tfcluster.rundir.exec_stream import ExecEnd
 
+pytestmark = pytest.mark.linux("it finds the task's process in /proc")
+
 
 class Answer:
     """A node whose Python answers with a line."""

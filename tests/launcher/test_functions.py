@@ -182,6 +182,7 @@ def test_a_plan_knows_what_a_cell_imports(tmp_path: Path, source: str) -> None:
     assert needs_tensorflow(spec, context) is ("tensorflow" in source)
 
 
+@pytest.mark.linux("the stand-in for macOS starts scripts in its own way")
 def test_the_folder_of_a_script_elsewhere_is_sent(tmp_path: Path) -> None:
     """The tasks of this machine import what is beside a script that is not below the workdir."""
     script = tmp_path / "scripts" / "train.py"

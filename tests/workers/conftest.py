@@ -11,13 +11,15 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
 import pytest
 from tests.integration.live import free_ports
+
+from tfcluster_workers import event_channel
 
 REPOSITORY = Path(__file__).parents[2]
 WORKERS = REPOSITORY / "workers"
@@ -52,7 +54,7 @@ class Task:
     """A task process started through `boot`; its output goes to files, its events to a thread."""
 
     def __init__(self, argv: Sequence[str], *, env: Mapping[str, str], cwd: Path) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, event_channel.KIND)
         self._socket = ours
         self._out, self._err = (tempfile.TemporaryFile() for _ in range(2))  # noqa: SIM115
         self.events: list[dict[str, Any]] = []
@@ -71,12 +73,15 @@ class Task:
         self._reader.start()
 
     def _read(self) -> None:
-        while message := self._socket.recv(1 << 17):
-            self.events.append(json.loads(message))
+        with suppress(ConnectionResetError):  # macOS
+            while message := self._socket.recv(1 << 17):
+                self.events.append(json.loads(message))
 
     def end(self, *, timeout_s: float = 380) -> Ended:
         """Wait for the end of the task; a test's own time limit may be shorter."""
         code = self.process.wait(timeout_s)
+        if event_channel.KIND == socket.SOCK_DGRAM:  # it has no end of file
+            self._socket.shutdown(socket.SHUT_RD)
         self._reader.join(5)
         return Ended(code, content(self._out), content(self._err), self.events)
 

@@ -36,6 +36,7 @@ def write(folder: Path, name: str, text: str) -> Path:
     return path
 
 
+@pytest.mark.linux("the stand-in for macOS is in tracebacks")
 def test_a_script_runs_as_under_plain_python(tmp_path: Path, python: str, boot: Boot) -> None:
     script = write(tmp_path, "code/main.py", '"""Its text."""\n' + LOOK)
     argv = [str(script), "--epochs", "3", "two words"]
@@ -49,6 +50,7 @@ def test_a_script_runs_as_under_plain_python(tmp_path: Path, python: str, boot: 
     assert seen["variable"] is None
 
 
+@pytest.mark.linux("the stand-in for macOS is in tracebacks")
 def test_a_module_runs_as_under_python_m(tmp_path: Path, python: str, boot: Boot) -> None:
     write(tmp_path, "pkg/__init__.py", "")
     write(tmp_path, "pkg/job.py", LOOK)
@@ -92,6 +94,7 @@ def test_a_linked_script_finds_the_modules_beside_its_target(tmp_path: Path, boo
     assert boot("script", str(tmp_path / "link.py")).out == "found\n"
 
 
+@pytest.mark.linux("the stand-in for macOS starts scripts in its own way")
 @pytest.mark.parametrize("method", ["spawn", "forkserver", "fork"])
 def test_multiprocessing_finds_the_functions_of_the_script(
     tmp_path: Path, python: str, boot: Boot, method: str
@@ -165,6 +168,7 @@ def test_atexit_and_finally_run(tmp_path: Path, boot: Boot) -> None:
     assert (ended.code, ended.out) == (3, "finally\nleft\n")
 
 
+@pytest.mark.linux("the stand-in for macOS is in tracebacks")
 def test_an_uncaught_exception_prints_as_plain_python_and_is_reported(
     tmp_path: Path, python: str, boot: Boot
 ) -> None:
@@ -182,6 +186,7 @@ def test_an_uncaught_exception_prints_as_plain_python_and_is_reported(
     assert error["traceback"] == plain.stderr
 
 
+@pytest.mark.linux("the stand-in for macOS is in tracebacks")
 def test_a_syntax_error_prints_as_plain_python(tmp_path: Path, boot: Boot) -> None:
     script = write(tmp_path, "main.py", "x = 1\nif x\n")
     plain = subprocess.run(
@@ -193,6 +198,7 @@ def test_a_syntax_error_prints_as_plain_python(tmp_path: Path, boot: Boot) -> No
     assert (error["file"], error["line"]) == (str(script), 2)
 
 
+@pytest.mark.linux("the stand-in for macOS is in tracebacks")
 def test_a_user_excepthook_gets_the_user_frames(tmp_path: Path, boot: Boot) -> None:
     script = write(
         tmp_path,

@@ -64,6 +64,7 @@ def test_report_is_only_reported(boot: Boot, loop: str) -> None:
     assert event["task"] == "ps:0"
 
 
+@pytest.mark.linux("the state of a process is in /proc")
 def test_stop_freezes_the_process_and_hang_only_the_training_thread(
     start: Start, loop: str
 ) -> None:

@@ -17,6 +17,8 @@ from tfcluster_workers.hooks import import_hooks
 
 from .conftest import Boot, clean_environment
 
+pytestmark = pytest.mark.linux("children of a task are recognized by /proc")
+
 SITE = Path(children.FOLDER) / "sitecustomize.py"
 SHOWS = """
 import json, sys

@@ -70,6 +70,7 @@ def test_a_function_of_a_script_brings_what_it_uses(tmp_path: Path, boot: Boot) 
     assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
 
 
+@pytest.mark.linux("the stand-in for macOS is in tracebacks")
 def test_an_error_names_the_line_although_the_script_is_not_there(
     tmp_path: Path, boot: Boot
 ) -> None:

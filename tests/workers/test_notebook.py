@@ -41,6 +41,7 @@ def test_the_cells_run_one_after_the_other_as_one_script(
     assert (ended.code, ended.out, ended.err) == (0, shown, "")
 
 
+@pytest.mark.linux("the stand-in for macOS is in tracebacks")
 def test_an_exception_names_its_cell(tmp_path: Path, python: str, boot: Boot) -> None:
     path = write(tmp_path / "train.ipynb", "", "def f():\n    return 1 / 0", "!ls\nf()")
     ended = boot("script", path, python=python)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import json
 import socket
@@ -11,7 +12,9 @@ import sys
 import types
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest.mock import Mock
 
 import numpy
 import pytest
@@ -201,7 +204,7 @@ def test_a_save_that_the_hooks_saw_is_reported_once(monkeypatch: pytest.MonkeyPa
 
 
 def test_alive_events_are_limited_to_one_per_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, event_channel.KIND)
     now = Clock()
     monkeypatch.setattr(event_channel, "channel", event_channel.EventChannel(ours))
     monkeypatch.setattr(reporting, "_alive_at", float("-inf"))
@@ -228,7 +231,7 @@ def test_a_step_without_room_in_the_socket_is_sent_by_flush() -> None:
 
 
 def test_a_full_socket_drops_progress_and_keeps_errors_waiting() -> None:
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, event_channel.KIND)
     with ours, theirs:
         channel = event_channel.EventChannel(ours)
         while channel.offer({"type": "progress", "step": 1}):
@@ -238,8 +241,15 @@ def test_a_full_socket_drops_progress_and_keeps_errors_waiting() -> None:
         assert channel.send({"type": "task_error"}, within_s=1) is True
 
 
+def test_a_full_socket_of_macos_does_not_close_the_channel() -> None:
+    full = SimpleNamespace(send=Mock(side_effect=OSError(errno.ENOBUFS, "No buffer space")))
+    channel = event_channel.EventChannel(cast(socket.socket, full))
+    assert channel.offer({"type": "progress", "step": 1}) is False
+    assert channel.is_open
+
+
 def test_a_missing_agent_is_no_error() -> None:
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, event_channel.KIND)
     theirs.close()
     with ours:
         channel = event_channel.EventChannel(ours)

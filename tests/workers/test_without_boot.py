@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tfcluster_workers import event_channel
+
 WORKERS = Path(__file__).parents[2] / "workers"
 CODE = """
 import os, subprocess, sys
@@ -18,7 +20,7 @@ print(context.setting("communication", "AUTO"), "TFCLUSTER_EVENTS_FD" in os.envi
 
 
 def test_a_plain_script_reports_the_setting_it_read() -> None:
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, event_channel.KIND)
     with ours, theirs:
         output = subprocess.run(
             [sys.executable, "-c", CODE],

@@ -9,6 +9,7 @@ the task's events from then on, if the agent agrees (Linux).
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import select
@@ -27,6 +28,9 @@ CHILDREN_VARIABLE = "TFCLUSTER_EVENTS_SOCKET"
 MAX_MESSAGE = 64 * 1024
 KIND = socket.SOCK_SEQPACKET if sys.platform == "linux" else socket.SOCK_DGRAM
 """The kind of socket that the agent makes; only Linux has Unix sockets of the first kind."""
+_AT_ONCE = socket.MSG_DONTWAIT | getattr(socket, "MSG_NOSIGNAL", 0)  # Python ignores SIGPIPE, too
+_NO_ROOM = (errno.EAGAIN, errno.EINTR, errno.ENOBUFS)
+"""macOS says ENOBUFS where Linux says EAGAIN."""
 RETRY_S = 2.0
 """Seconds that an event that must not be lost waits for room in the socket."""
 ANSWER_S = 10.0
@@ -65,11 +69,10 @@ class EventChannel:
         if sock is None or not self.is_open:
             return False
         try:
-            sock.send(encode(event), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
-        except (BlockingIOError, InterruptedError):
-            return False
-        except OSError:
-            self._socket = None  # the agent is gone, and this task will end with it
+            sock.send(encode(event), _AT_ONCE)
+        except OSError as error:
+            if error.errno not in _NO_ROOM:
+                self._socket = None  # the agent is gone, and this task will end with it
             return False
         return True
 

@@ -548,6 +548,10 @@ def _read_note(note: Path) -> Gathered:
             raise ValueError("a value has the wrong type")
         files, companions = _entries(data["files"]), _entries(data["companions"])
         checkpoint = Checkpoint(CheckpointKind(data["kind"]), path, files, companions)
+        if any("sha512" not in file for file in data["files"]):
+            raise ValueError(
+                "it has no SHA-512, as of a version before 0.1: load it from its folder"
+            )
         digests = tuple(str(f["sha512"]) for f in data["files"])
         saved_ns = int(data.get("saved_ns", checkpoint.saved_ns))
         score = reader(Score | None)(data.get("score"))

@@ -20,7 +20,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -202,11 +201,11 @@ def _fork(launch: Launch, writer: int) -> str:
 
 
 def _has_threads() -> bool:
-    """Return whether this process has other threads, those of C libraries included."""
+    """Return whether this process may have other threads, those of C libraries included."""
     try:
         return len(os.listdir("/proc/self/task")) > 1
-    except OSError:
-        return threading.active_count() > 1
+    except OSError:  # macOS, whose libraries start threads unseen and do not survive a fork
+        return True
 
 
 def _spawn(launch: Launch, writer: int) -> str:

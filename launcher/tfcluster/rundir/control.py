@@ -212,7 +212,8 @@ def scale_to(path: Path, workers: int) -> str:
 
     Raises UsageError if it refuses, and what `read_state` raises.
     """
-    return str(_answer_of(ask(path, {"op": "scale_to", "workers": workers}, 10.0)))
+    request = {"op": "scale_to", "workers": workers}
+    return str(_answer_of(request, ask(path, request, 10.0)))
 
 
 def stacks_request(tasks: Sequence[str]) -> dict[str, object]:
@@ -238,11 +239,16 @@ def request(path: Path, request: Mapping[str, object]) -> Any:
         return ask_over(connection, request)
 
 
-def _answer_of(reply: Mapping[str, Any]) -> Any:
+def _answer_of(request: Mapping[str, object], reply: Mapping[str, Any]) -> Any:
     """Return the answer in a reply; raises UsageError if the coordinator has refused."""
-    if not reply.get("ok"):
-        raise UsageError(str(reply.get("error")), fix=str(reply.get("fix") or ""))
-    return reply.get("answer")
+    if reply.get("ok"):
+        return reply.get("answer")
+    if "fix" not in reply:  # it does not know the request
+        raise UsageError(
+            f"the version of tfcluster that started this run has no request `{request['op']}`",
+            fix="use that version (event `run_started`), or `tfcluster restart RUN` to change it",
+        )
+    raise UsageError(str(reply.get("error")), fix=str(reply["fix"] or ""))
 
 
 def ask(path: Path, request: Mapping[str, object], timeout_s: float) -> dict[str, Any]:
@@ -268,7 +274,7 @@ def ask_over(connection: socket.socket, request: Mapping[str, object]) -> Any:
 
     Raises UsageError if the coordinator refuses, and what `read_state` raises.
     """
-    return _answer_of(_send(connection, request, _LONG_S))
+    return _answer_of(request, _send(connection, request, _LONG_S))
 
 
 def _send(

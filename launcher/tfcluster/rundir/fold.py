@@ -128,6 +128,7 @@ class _Changes:
         self.state.allocation = facts
 
     def run_started(self, event: ev.RunStarted) -> None:
+        self.state.version = event.version
         self.state.began_at = self.now - self.state.clock_ahead_s
 
     def run_continued(self, event: ev.RunContinued) -> None:

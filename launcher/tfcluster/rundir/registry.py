@@ -10,8 +10,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from tfcluster import __version__
 from tfcluster.agent import foreign_json
 from tfcluster.agent.error_text import describe_error, reason_of
 from tfcluster.errors import RunFolderError, UnknownRunError
@@ -91,12 +92,14 @@ _COPY_KEPT_S = 30 * 86400.0
 class DamagedRunError(RunFolderError):
     """The error for a run whose ``state.json`` is missing, invalid or another user's."""
 
-    def __init__(self, paths: RunPaths, error: OSError | ValueError) -> None:
+    def __init__(self, paths: RunPaths, error: OSError | ValueError, version: object) -> None:
         self.paths, self.why = paths, reason_of(error)
         self.is_foreign = isinstance(error, PermissionError)
         """True for a run that this user may not read: another user started it."""
         self._has_no_state = isinstance(error, FileNotFoundError)
         fix = f"`tfcluster rm {paths.run_id}` removes its folder with its checkpoints and logs"
+        if isinstance(version, str) and version != __version__:
+            fix = f"tfcluster {version} wrote it, and this is {__version__}: use that version"
         if self.is_foreign:
             owner = f"{os.getuid()}:{os.getgid()}"
             folder = shlex.quote(str(paths.root))
@@ -155,10 +158,12 @@ def load(paths: RunPaths) -> RunSnapshot:
 
 def load_recorded(paths: RunPaths) -> RunSnapshot:
     """Read a run's state as its coordinator recorded it last, alive or not. Raises as `load`."""
+    recorded: dict[str, Any] = {}
     try:
-        return from_json(RunSnapshot, foreign_json.read_json_object(paths.state))
+        recorded = foreign_json.read_json_object(paths.state)
+        return from_json(RunSnapshot, recorded)
     except (OSError, ValueError) as error:
-        raise DamagedRunError(paths, error) from error
+        raise DamagedRunError(paths, error, recorded.get("version")) from error
 
 
 def load_plan(paths: RunPaths) -> Plan:

@@ -199,6 +199,8 @@ class RunSnapshot:
     spec: str | None = None
     spec_folder: str | None = None
     """The folder that relative paths in the run's ``spec.json`` start from."""
+    version: str | None = None
+    """The version of tfcluster that runs it; 0.1 did not record it here, only in `run_started`."""
     workdir: str | None = None
     background: bool = False
     """True if it was started with ``-d``."""

@@ -32,6 +32,8 @@ from tfcluster.wire.file_transfer import RemoteFileChangedError, RemoteFiles, Ta
 T = TypeVar("T")
 
 _SYNC_BYTES = 64 << 20
+_sync: Callable[[int], None] = getattr(os, "fdatasync", os.fsync)
+"""macOS has no `fdatasync`."""
 _POLL_S = 0.2
 """Interval at which a wait checks whether it was cancelled."""
 _END_S = 5.0
@@ -221,7 +223,7 @@ class _Writer:
         is_idle = self._syncing is None or self._syncing.done()
         if is_idle and self.at >= self._synced + _SYNC_BYTES:
             self._synced = self.at
-            self._syncing = self._start(os.fdatasync, self._fd)
+            self._syncing = self._start(_sync, self._fd)
 
     async def settle(self) -> None:
         """Sync the whole file to the disk; raises OSError."""

@@ -15,7 +15,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
+from tests.integration.live import is_alive as is_alive
 
 from tfcluster.agent import protocol
 from tfcluster.agent.agent_config import AgentConfig
@@ -201,27 +203,10 @@ def rig(new_rig: NewRig) -> Rig:
     return new_rig()
 
 
-def is_alive(pid: int) -> bool:
-    """Return whether a process lives; a zombie, whose parent may be killed, does not."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
 def children_of(parent: int) -> list[int]:
     """Return the living children of a process, including adopted ones."""
-    found = []
-    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
-        try:
-            with open(f"/proc/{pid}/stat") as file:
-                ppid = int(file.read().rpartition(")")[2].split()[1])
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if ppid == parent and is_alive(pid):
-            found.append(pid)
-    return found
+    children = psutil.Process(parent).children() if is_alive(parent) else []
+    return [child.pid for child in children if is_alive(child.pid)]
 
 
 def wait_until(condition: Callable[[], bool], *, timeout_s: float = PATIENCE_S) -> None:

@@ -20,6 +20,8 @@ import pytest
 from tfcluster.agent.containers import exec_server
 from tfcluster.backends.kubernetes import exec_client
 
+pytestmark = pytest.mark.linux("it runs in containers")
+
 
 class Pod:
     """An exec server, as PID 1 of a pod."""

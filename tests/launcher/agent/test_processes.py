@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import tfcluster
 
 _CLOSE_FROM = """
@@ -30,9 +32,11 @@ def _run_close_from(how: str) -> str:
     return subprocess.run(argv, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
 
 
+@pytest.mark.linux("/proc/self/fd")
 def test_only_open_descriptors_are_closed() -> None:
     assert _run_close_from("proc") == "[3] []"
 
 
+@pytest.mark.linux("/proc/self/fd shows the outcome")
 def test_without_proc_every_number_is_closed() -> None:
     assert _run_close_from("no proc") == f"[3, 4, 40, 900] [(4, {os.sysconf('SC_OPEN_MAX')})]"

@@ -43,7 +43,12 @@ def folder() -> Iterator[Path]:
 
 
 @pytest.fixture(
-    scope="module", params=[LOCAL, SIMULATED, TEMPLATE], ids=["local", "simulated", "template"]
+    scope="module",
+    params=[
+        pytest.param(LOCAL, id="local"),
+        pytest.param(SIMULATED, id="simulated", marks=pytest.mark.linux("namespaces")),
+        pytest.param(TEMPLATE, id="template"),
+    ],
 )
 def outcomes(request: pytest.FixtureRequest, folder: Path) -> Mapping[str, str]:
     """Run all checks once; two slots are free."""

@@ -67,6 +67,7 @@ async def control_socket(folder: Path) -> AsyncIterator[None]:
         yield
 
 
+@pytest.mark.linux("/proc/self/fd")
 @pytest.mark.parametrize("hold", [transport, sweeper, control_socket])
 def test_a_forked_child_closes_its_copies(
     hold: Callable[[Path], contextlib.AbstractAsyncContextManager[None]], tmp_path: Path

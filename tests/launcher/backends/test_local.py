@@ -135,6 +135,7 @@ def assert_gone(*pids: int) -> None:
             os.kill(pid, 0)
 
 
+@pytest.mark.linux("an agent is found below its guard in /proc")
 @pytest.mark.parametrize("orders", [0, 5000], ids=["at rest", "with a full socket"])
 def test_a_hanging_agent_is_killed_and_the_guard_kills_its_tasks(folder: Path, orders: int) -> None:
     async def scenario() -> float:
@@ -151,6 +152,7 @@ def test_a_hanging_agent_is_killed_and_the_guard_kills_its_tasks(folder: Path, o
     assert run(scenario) < agent_link.CLOSE_S + 4
 
 
+@pytest.mark.linux("an agent is found below its guard in /proc")
 def test_an_agent_that_does_not_acknowledge_a_stop_is_killed_and_reported(
     folder: Path,
 ) -> None:
@@ -208,6 +210,7 @@ def agent_below(guard: int) -> int:
     return agent
 
 
+@pytest.mark.linux("an agent is found below its guard in /proc")
 @pytest.mark.parametrize("ends_by", ["silence", "cancelling"])
 def test_an_agent_that_hangs_before_the_hello_leaves_no_process(
     folder: Path, monkeypatch: pytest.MonkeyPatch, ends_by: str
@@ -237,6 +240,7 @@ def test_an_agent_that_hangs_before_the_hello_leaves_no_process(
     assert_gone(*pids)
 
 
+@pytest.mark.linux("an agent is found below its guard in /proc")
 @in_a_loop
 async def test_a_running_agent_that_hangs_is_lost_unless_it_resumes_in_time(
     folder: Path, monkeypatch: pytest.MonkeyPatch

@@ -169,6 +169,7 @@ def test_the_file_system_of_a_folder_is_that_of_the_mount_above_it(path: str, ki
     assert slurm_checks.find_file_system(mountinfo, path) == kind
 
 
+@pytest.mark.linux("/proc/self/mountinfo")
 def test_a_folder_in_memory_stops_a_job_for_other_machines(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -284,6 +285,7 @@ def test_a_secret_of_the_spec_reaches_the_job_in_its_environment(stub: Stub) -> 
     assert "keeps API_KEY, TFCLUSTER_ON_END of your shell" in obstacle.what
 
 
+@pytest.mark.linux("/proc/self/mountinfo")
 def test_sbatch_has_the_final_word(stub: Stub) -> None:
     stub("sbatch", "echo 'invalid partition specified: mian' >&2; exit 1")
     for thorough in (False, True):
@@ -301,6 +303,7 @@ def test_sbatch_has_the_final_word(stub: Stub) -> None:
     assert slurm_checks.check(submission(), thorough=False).obstacles == ()
 
 
+@pytest.mark.linux("/proc/self/mountinfo")
 def test_a_test_that_fails_for_nodes_that_are_down_does_not_stop_a_job(stub: Stub) -> None:
     stub("sbatch", "echo 'Requested node configuration is not available' >&2; exit 1")
     outlook = slurm_checks.check(submission(nodes=3), thorough=True)

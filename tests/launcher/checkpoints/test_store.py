@@ -82,6 +82,14 @@ def test_the_newest_n_of_each_series_are_kept(chief: Path, root: Path, keep: int
     assert sorted(path.name for path in root.iterdir()) == sorted([*names, "checkpoint"])
 
 
+def test_a_note_of_the_first_versions_is_explained(chief: Path, root: Path) -> None:
+    write_prefix(chief, "ckpt-1")
+    (gathered,) = add(Store(root), chief)
+    note = gathered.folder / ".tfcluster.json"
+    note.write_text(note.read_text().replace("sha512", "sha256"))
+    assert "it has no SHA-512, as of a version before 0.1" in str(read_store(root)[1][0])
+
+
 def test_several_versions_of_a_rewritten_file_are_kept(chief: Path, root: Path) -> None:
     store = Store(root, keep=2)
     for version in range(1, 5):

@@ -158,6 +158,15 @@ def test_a_damaged_run_is_reported_and_can_be_removed(
     assert healthy.root.exists()
 
 
+def test_the_version_that_has_written_an_unreadable_state_is_named(home: Path) -> None:
+    paths = RunPaths.of("demo-20260914-153012-k7f3", home)
+    paths.root.mkdir(parents=True)
+    paths.state.write_text('{"version": "9.0.0", "status": "hibernating"}')
+    with pytest.raises(registry.DamagedRunError) as raised:
+        registry.load(paths)
+    assert raised.value.fix.startswith("tfcluster 9.0.0 wrote it, and this is ")
+
+
 def test_prune_deletes_damaged_runs_by_age(home: Path) -> None:
     old = make_run(home, DEEP, "old-20260914-153012-bbbb")
     new = make_run(home, DEEP, "new-20260914-153012-cccc")

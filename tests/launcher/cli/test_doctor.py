@@ -22,6 +22,7 @@ def written(folder: Path, port: int = 0, **sections: object) -> str:
 
 
 @pytest.mark.pinned  # TensorFlow
+@pytest.mark.linux("the range of ports is in /proc")
 def test_without_a_spec_this_machine_is_checked(tmp_path: Path, forked: Forked) -> None:
     done = forked("doctor", https_proxy="http://anna:secret@proxy:8080")
     assert (done.returncode, done.stderr) == (0, "")
@@ -42,6 +43,7 @@ def test_a_python_without_tensorflow_is_a_problem(tmp_path: Path, forked: Forked
     assert "its Python has no TensorFlow\n  → name a Python that has it" in done.stdout
 
 
+@pytest.mark.linux("the holder of a port is found in /proc")
 def test_a_port_in_use_and_an_unwritable_folder_are_reported_together(
     tmp_path: Path, forked: Forked
 ) -> None:
@@ -72,6 +74,7 @@ def test_a_missing_gpu_stops_doctor_and_up_and_is_listed_by_plan(
     assert not (tmp_path / "home" / "runs").exists()
 
 
+@pytest.mark.linux("it makes /proc/exp an unwritable folder")
 def test_up_refuses_with_the_same_table(tmp_path: Path, forked: Forked) -> None:
     spec = written(tmp_path, checkpoints={"dir": "/proc/exp"})
     for more in ([], ["-d"]):

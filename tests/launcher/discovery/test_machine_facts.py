@@ -49,6 +49,7 @@ def test_own_addresses_include_loopback_and_the_host_name() -> None:
     assert not any("%" in address for address in facts)
 
 
+@pytest.mark.linux("cores of a process")
 def test_only_cores_that_this_process_may_use_are_counted(tmp_path: Path) -> None:
     before = os.sched_getaffinity(0)
     first = min(before)

@@ -31,6 +31,7 @@ def found_by(spec: ClusterSpec, machine: PlanContext, *addresses: str) -> list[S
     return list(rules.find_obstacles(planned(spec, machine, *addresses)))
 
 
+@pytest.mark.linux("the length of a variable")
 def test_more_tasks_than_one_variable_can_list_are_refused(
     spec_of: SpecOf, machine: PlanContext
 ) -> None:

@@ -85,6 +85,12 @@ def test_a_request_for_workers_is_answered_or_refused_with_a_fix(paths: RunPaths
         asyncio.run(ask(4))
 
 
+def test_a_request_that_another_version_lacks_is_an_error_with_a_fix(paths: RunPaths) -> None:
+    path = paths.control_socket
+    with pytest.raises(UsageError, match=r"no request `rewind`\n  → use that version.*restart RUN"):
+        with_server(path, lambda: control.request(path, {"op": "rewind"}))
+
+
 class Session:
     """A command beside a task, whose only output is a word."""
 
@@ -138,6 +144,7 @@ with socket.socket(socket.AF_UNIX) as connection:
 """
 
 
+@pytest.mark.linux("SO_PEERCRED")
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 def test_another_user_is_disconnected(paths: RunPaths) -> None:
     """The server checks the user even if the modes of folder and socket allow the access."""

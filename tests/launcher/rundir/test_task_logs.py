@@ -114,6 +114,7 @@ def test_a_growing_progress_bar_is_not_read_again_at_each_poll(
     assert list(source.lines()) == [b"100%", b"next"]
 
 
+@pytest.mark.linux("/proc/self/fd")
 def test_a_thousand_logs_are_followed_with_no_file_open(tmp_path: Path) -> None:
     sources = [LogSource(tmp_path / f"worker-{number}.log") for number in range(1000)]
     for source in sources:

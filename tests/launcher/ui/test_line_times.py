@@ -128,6 +128,7 @@ print(peak_kb() - before)
 """
 
 
+@pytest.mark.linux("/proc/self/status")
 def test_large_logs_are_merged_without_being_read_into_memory(
     paths: RunPaths, write_log: Write
 ) -> None:

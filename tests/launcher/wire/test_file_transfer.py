@@ -31,6 +31,8 @@ from tfcluster.wire.file_transfer import (
 from tfcluster.wire.file_trees import FileToSend
 from tfcluster.wire.messages import FileSlice, Log
 
+pytestmark = pytest.mark.linux("the agent's file process is found in /proc")
+
 MB = 1 << 20
 
 

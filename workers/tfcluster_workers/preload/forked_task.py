@@ -49,7 +49,7 @@ def become_task(order: dict[str, Any], fds: list[int], agent: int) -> None:
 
 
 def _set_up_process(order: dict[str, Any], output: int, events: int) -> None:
-    if order["cores"]:
+    if order["cores"] and sys.platform == "linux":
         os.sched_setaffinity(0, order["cores"])
     os.dup2(output, 1)
     os.dup2(output, 2)

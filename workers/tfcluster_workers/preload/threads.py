@@ -77,7 +77,10 @@ def _name_of(thread: int) -> str | None:
 
 def set_counts(environ: Mapping[str, str]) -> None:
     """Give the imported libraries the numbers of threads that they would have read at import."""
-    cores = len(os.sched_getaffinity(0))
+    if sys.platform == "linux":  # nothing is preloaded elsewhere
+        cores = len(os.sched_getaffinity(0))
+    else:
+        cores = 1
     values = (environ[name] for name in _OPENBLAS_VARIABLES if environ.get(name, "").isdigit())
     openblas = min(int(next(values, 0)) or cores, cores)
     openmp = environ.get("OMP_NUM_THREADS", str(cores))

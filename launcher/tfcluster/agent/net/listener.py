@@ -6,12 +6,12 @@ import contextlib
 import os
 import socket
 import struct
+import sys
 import time
 
 from tfcluster.agent import Any, budgets, protocol
 from tfcluster.agent.foreign_json import parse_json_object
 from tfcluster.agent.net.private_folders import make_private
-from tfcluster.agent.processes import IS_LINUX
 
 NUMBER = struct.Struct(">I")
 """The length before a message of `read_message`."""
@@ -34,18 +34,20 @@ def listen(path: str, kind: int = socket.SOCK_STREAM, *, backlog: int = 4) -> so
 
 def is_own_user(peer: socket.socket) -> bool:
     """Return whether the other end belongs to this user or root (Linux; elsewhere True)."""
-    return not IS_LINUX or _credentials(peer)[1] in (os.getuid(), 0)
+    return _credentials(peer)[1] in (os.getuid(), 0)
 
 
 def process_of(peer: socket.socket) -> int:
     """Return the pid that called `connect` or `listen` at the other end (Linux; elsewhere 0)."""
-    return _credentials(peer)[0] if IS_LINUX else 0
+    return _credentials(peer)[0]
 
 
 def _credentials(peer: socket.socket) -> tuple[int, int]:
     """Return the other end's process id and user (unix(7), SO_PEERCRED)."""
-    raw = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-    pid, uid, _gid = struct.unpack("3i", raw)
+    pid, uid = 0, os.getuid()
+    if sys.platform == "linux":
+        raw = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        pid, uid, _gid = struct.unpack("3i", raw)
     return pid, uid
 
 

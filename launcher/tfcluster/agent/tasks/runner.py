@@ -20,7 +20,7 @@ from tfcluster.agent.guard import Recorder
 from tfcluster.agent.message_fields import replace
 from tfcluster.agent.net.coordinator_link import CoordinatorLink
 from tfcluster.agent.node.limits import OomDetector
-from tfcluster.agent.processes import catches, kill_descendants, signal_group
+from tfcluster.agent.processes import IS_LINUX, catches, kill_descendants, signal_group
 from tfcluster.agent.tasks import stacks, stray_processes
 from tfcluster.agent.tasks.children import Child, ChildSocket, belongs_to, find_unhooked
 from tfcluster.agent.tasks.host_network_spawner import HostNetworkSpawner
@@ -195,7 +195,7 @@ class TaskRunner:
         for task in filter(None, map(self._tasks.get, order.tasks)):
             if task.usage is not None or task.question is not None:
                 continue
-            if catches(task.training_pid, stacks.SIGNAL):
+            if task.has_reported_hooks or catches(task.training_pid, stacks.SIGNAL):
                 self._log_streams.drain(task)
                 task.question = stacks.StacksQuestion(task.log, now)
                 with contextlib.suppress(ProcessLookupError):
@@ -233,7 +233,7 @@ class TaskRunner:
         request = {name: value for name, value in vars(order).items() if name in _REQUEST}
         request["until"] = time.monotonic() + order.within_s
         try:
-            source.send(json.dumps(request).encode(), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            source.send(json.dumps(request).encode(), socket.MSG_DONTWAIT)
         except OSError as error:
             why = f"it cannot be asked: {describe_error(error)}"
             event = {"type": "profiled", "id": order.id, "problem": why}
@@ -450,6 +450,7 @@ class TaskRunner:
             if task.child_error is not None and event.get("exception") == _CHILD_FAILED:
                 event = task.child_error
             task.child_error = None
+        task.has_reported_hooks = not IS_LINUX and task.begins_with_hooks
         self._report_task_event(task, event)
 
     def _read_children(self, task: Task) -> None:

@@ -34,6 +34,7 @@ EVENTS_FD = "TFCLUSTER_EVENTS_FD"
 EVENTS_SOCKET = "TFCLUSTER_EVENTS_SOCKET"
 """The path of the agent's socket for the children of its tasks (`ChildSocket`)."""
 MAX_EVENT = 64 << 10
+_BOOT = "/tfcluster_workers/boot.py"
 _EVENT_SOCKET = socket.SOCK_SEQPACKET if IS_LINUX else socket.SOCK_DGRAM
 UNKILLABLE_S = 5.0
 """The time after SIGKILL from which on a living task is reported as unkillable: to free much memory
@@ -95,6 +96,9 @@ class Task:
         variables = environment(order)
         self.gpus = variables.get("CUDA_VISIBLE_DEVICES")
         """The GPUs that it may use, as CUDA reads them; None: all."""
+        self.begins_with_hooks = any(word.endswith(_BOOT) for word in order.argv)
+        self.has_reported_hooks = False
+        """True once they have reported, where the process's handlers of signals cannot be seen."""
         self.gpu_order = variables.get("CUDA_DEVICE_ORDER")
         self.stopping = False
         """True if tfcluster is ending the task, so that it did not end by itself."""
@@ -142,6 +146,10 @@ class Task:
         self.pipe, write_end = open_pipe()
         self.events, theirs = socket.socketpair(socket.AF_UNIX, _EVENT_SOCKET)
         self.events.setblocking(False)
+        if not IS_LINUX:  # macOS: a message must fit into both buffers, which have 2 and 4 KiB
+            for end in (self.events, theirs):
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * MAX_EVENT)
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 * MAX_EVENT)
         try:
             self.pid, self._failure = fork(order, write_end, theirs.fileno())
         except BaseException:

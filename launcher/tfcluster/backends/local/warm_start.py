@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tfcluster import __version__
+from tfcluster.agent.node.limits import allowed
 from tfcluster.agent.processes import IS_LINUX
 from tfcluster.errors import UsageError
 from tfcluster.plans.context import LOCAL
@@ -79,5 +80,5 @@ def _inheritance() -> list[object]:
     limits = {name: resource.getrlimit(getattr(resource, name)) for name in names}
     spaces = [os.readlink(space) for space in sorted(Path("/proc/self/ns").iterdir())]
     groups = Path("/proc/self/cgroup").read_text()
-    process = [umask, os.nice(0), sorted(os.sched_getaffinity(0)), sorted(os.getgroups())]
+    process = [umask, os.nice(0), sorted(allowed()), sorted(os.getgroups())]
     return [*process, limits, spaces, groups]

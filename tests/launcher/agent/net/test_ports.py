@@ -52,6 +52,7 @@ def can_bind(port: int, host: str = "0.0.0.0", *, reuse_port: bool = False) -> b
         return True
 
 
+@pytest.mark.linux("the range of ports is in /proc")
 def test_chosen_ports_differ_and_exclude_other_processes(rig: Rig) -> None:
     ports = hold(rig, 0, 0, 0)["ports"]
     assert isinstance(ports, dict)
@@ -75,6 +76,7 @@ def test_ports_are_chosen_from_the_range_of_the_spec(rig: Rig) -> None:
     assert (taken["type"], taken["port"]) == ("port_taken", 0)
 
 
+@pytest.mark.linux("the holder of a port is found in /proc")
 def test_a_task_that_listens_on_its_port_can_keep_it(rig: Rig) -> None:
     ports = hold(rig, 0, 0)["ports"]
     assert isinstance(ports, dict)
@@ -101,6 +103,7 @@ def test_a_port_that_another_run_holds_is_reported_with_its_holder(
     assert can_bind(other), "after a refusal nothing is held"
 
 
+@pytest.mark.linux("the holder of a port is found in /proc")
 @pytest.mark.parametrize("family", ["4", "6"])
 @pytest.mark.parametrize("reuse_port", ["0", "1"])
 def test_a_process_that_listens_on_a_port_is_reported_as_its_holder(
@@ -208,6 +211,7 @@ def test_the_probe_does_not_block_a_fixed_port_for_the_next_run() -> None:
     assert can_bind(port)
 
 
+@pytest.mark.linux("ports are not reserved on macOS")
 def test_a_port_for_torch_admits_a_server_that_only_reuses_addresses(rig: Rig) -> None:
     """torch's TCPStore sets SO_REUSEADDR and never SO_REUSEPORT (torch/csrc/distributed/c10d)."""
     wanted = [{"task": "worker:0", "host": "a", "port": 0, "reuses_address": True}]

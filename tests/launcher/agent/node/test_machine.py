@@ -44,6 +44,7 @@ def test_values_of_proxies_are_not_reported() -> None:
     assert machine.proxies(environ) == {"https_proxy": "set", "no_proxy": "corp"}
 
 
+@pytest.mark.linux("/proc")
 def test_a_missing_folder_is_writable_if_its_parent_is(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert machine.unwritable([str(tmp_path / "a" / "b")]) == []

@@ -15,6 +15,8 @@ from tests.launcher.agent.test_old_python import find_python39
 
 from tfcluster.agent.node.namespaces import why_refused
 
+pytestmark = pytest.mark.linux("namespaces of the kernel")
+
 NETWORK = "readlink /proc/self/ns/net"
 
 

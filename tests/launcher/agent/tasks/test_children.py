@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 from tests.launcher.agent.conftest import Rig, wait_until
 
+pytestmark = pytest.mark.linux("children of a task are recognized by /proc")
+
 BOOT = Path(__file__).parents[4] / "workers" / "tfcluster_workers" / "boot.py"
 ENV = {"TFCLUSTER_RUN_ID": "run-1", "TFCLUSTER_TASK": "worker:0", "TFCLUSTER_ATTEMPT": "1"}
 CALLS = "import subprocess, sys\nsys.exit(subprocess.call([sys.executable, 'train.py']))\n"

@@ -14,6 +14,8 @@ import pytest
 from tests.launcher.agent.conftest import Rig, children_of, is_alive, kill, wait_until
 from tests.launcher.agent.test_old_python import python39 as python39
 
+pytestmark = pytest.mark.linux("forks with imported libraries")
+
 BOOT = Path(__file__).parents[4] / "workers" / "tfcluster_workers" / "boot.py"
 
 _ORIGIN = "forked: "

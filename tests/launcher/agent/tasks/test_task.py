@@ -43,6 +43,7 @@ def test_the_environment_is_the_agent_s_minus_unset_plus_env(
     }
 
 
+@pytest.mark.linux("cores are pinned")
 def test_a_task_has_its_own_group_directory_and_cores_and_no_agent_descriptor(rig: Rig) -> None:
     core = min(os.sched_getaffinity(0))
     code = SAY.format(

@@ -20,6 +20,8 @@ from tfcluster.agent.node.gpu_meter import GpuMeter
 from tfcluster.agent.tasks.task import Task
 from tfcluster.agent.tasks.usage_meter import UsageMeter, _clock
 
+pytestmark = pytest.mark.linux("the usage of processes is read from /proc")
+
 TICKS = os.sysconf("SC_CLK_TCK")
 MEGABYTE = 1 << 20
 BUSY = "import time\nwhile True: pass"

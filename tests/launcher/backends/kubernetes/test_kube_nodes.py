@@ -541,6 +541,7 @@ def test_labels_find_the_pods(desk: Desk) -> None:
     assert selected.items() <= desk.cluster.set["spec"]["template"]["metadata"]["labels"].items()
 
 
+@pytest.mark.linux("pods are Linux")
 def test_the_files_of_a_pod_that_was_kept_are_copied_once_its_tasks_are_dead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
