@@ -106,6 +106,7 @@ def _problems_of_wheel(path: Path) -> Iterator[str]:
         *("tfcluster/py.typed", "tfcluster_workers/py.typed", "tfcluster/spec/spec-v1.schema.json"),
         *("tfcluster/web/static/run.js", "tfcluster/web/static/vendor/uplot/LICENSE"),
         "tfcluster/docker/constraints/newest.txt",
+        f"{path.name.partition('-py3')[0]}.data/data/share/man/man1/tfcluster.1",
     }
     manual = "tfcluster-*.data/data/share/man/man1/tfcluster.1"
     if not fnmatch.filter(names, manual):

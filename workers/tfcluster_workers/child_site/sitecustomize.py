@@ -12,6 +12,7 @@ _FOLDER = os.path.dirname(os.path.abspath(__file__))
 _ROOT = os.path.dirname(os.path.dirname(_FOLDER))
 _PACKAGES = (
     "horovod", "jax", "keras", "keras_tuner", "tensorflow", "tensorflow_estimator", "tf_keras",
+    "torch",
 )  # fmt: skip
 
 
