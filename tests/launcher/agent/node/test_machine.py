@@ -12,6 +12,7 @@ import pytest
 from tfcluster.agent.node import machine
 
 
+@pytest.mark.pinned  # TensorFlow's packages
 def test_facts_of_this_machine_are_reported(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("print(1)\n")

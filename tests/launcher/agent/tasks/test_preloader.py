@@ -273,6 +273,7 @@ def test_arrows_thread_is_not_started_or_does_not_matter(
     assert stage.output(code, env=env) == f"{has_thread} {setting}\n"
 
 
+@pytest.mark.pinned  # TensorFlow's packages
 def test_the_real_arrow_is_preloaded(stage: Stage) -> None:
     """It comes with TFDS, and allocates in a fork whether the thread was started or not."""
     code = (
@@ -284,6 +285,7 @@ def test_the_real_arrow_is_preloaded(stage: Stage) -> None:
         assert stage.output(code, env=env) == f"{1 << 20}\n"
 
 
+@pytest.mark.pinned  # TensorFlow's packages
 def test_libraries_have_as_many_threads_in_a_fork_as_in_a_fresh_process(stage: Stage) -> None:
     """OpenBLAS and OpenMP of scikit-learn, and NumExpr, read their numbers at the import."""
     numexpr = (
