@@ -57,11 +57,13 @@ def test_a_python_that_fails_is_named_with_its_last_line(tmp_path: Path) -> None
 
 def test_a_python_outside_a_virtual_environment_is_run_for_its_versions(tmp_path: Path) -> None:
     (tmp_path / "tensorflow.py").write_text("raise SystemExit('imported!')\n")
+    (tmp_path / "torch").mkdir()
     link = tmp_path / "python"
     link.symlink_to(sys.executable)
     found = read(str(link), "why", environ={"PYTHONPATH": str(tmp_path)})()
     assert found.version == ".".join(map(str, sys.version_info[:3]))
     assert "tensorflow" in found.packages
+    assert found.packages.get("torch") != "unknown", "it is a folder"
 
 
 def environments(tmp_path: Path) -> tuple[Path, dict[str, str]]:
