@@ -143,9 +143,10 @@ def silent_python(folder: Path) -> str:
         ("import numpy", ["tensorflow-2.21.0"], {}, "path/python3"),
         ("import tensorflow", ["numpy-2.4.0"], {}, "path/python3"),
         ("import tensorflow", ["tensorflow-2.21.0"], {"VIRTUAL_ENV": "venv"}, "venv/bin/python"),
+        ("import jax", ["jax-0.10.0"], {}, "own/bin/python"),
     ],
 )
-def test_tfcluster_s_own_python_is_used_if_nothing_chose_one_and_only_it_has_tensorflow(
+def test_tfcluster_s_own_python_is_used_if_nothing_chose_one_and_only_it_has_the_library(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     script: str,
@@ -154,7 +155,8 @@ def test_tfcluster_s_own_python_is_used_if_nothing_chose_one_and_only_it_has_ten
     expected: str,
 ) -> None:
     own = make_venv(tmp_path / "own", *own_packages)
-    own.write_text(f"""#!/bin/sh\necho "('{own}', '3.11.7', [], [])"\n""")
+    installed = [f"{package}.dist-info" for package in own_packages]
+    own.write_text(f"""#!/bin/sh\necho "('{own}', '3.11.7', [], {installed})"\n""")
     monkeypatch.setattr(sys, "executable", str(own))
     make_venv(tmp_path / "venv", "tensorflow-2.15.1")
     (tmp_path / "train.py").write_text(script)
@@ -168,4 +170,5 @@ def test_tfcluster_s_own_python_is_used_if_nothing_chose_one_and_only_it_has_ten
     found = context.interpreters["local"]
     assert found.path == str(tmp_path / expected)
     if expected.startswith("own"):
-        assert found.why == "tfcluster's own: python3 on PATH has no TensorFlow"
+        library = "JAX" if "jax" in script else "TensorFlow"
+        assert found.why == f"tfcluster's own: python3 on PATH has no {library}"
