@@ -89,8 +89,7 @@ def can_resume_within_epoch(model: Any) -> bool:
     Keras 3 is patched on TensorFlow only. Not with parameter servers: there a batch "ends" when its
     step is scheduled, and the workers read the data.
     """
-    strategy = getattr(model, "distribute_strategy", None)
-    if getattr(strategy, "_should_use_with_coordinator", False):
+    if one_writer.has_coordinator(getattr(model, "distribute_strategy", None)):
         return False
     return getattr(model, OBSTACLE, None) == "" or hasattr(model, "_train_counter")
 
