@@ -135,6 +135,19 @@ def test_a_task_that_left_its_script_is_to_blame_for_one_that_waits_in_fit(
     )
 
 
+def test_a_task_that_hangs_at_its_exit_after_an_exception_fails_with_that() -> None:
+    replay = training()
+    error = {"exception": "OSError", "message": "[Errno 5] Input/output error"}
+    replay.says("worker:1", "doubt", about="fit", **error).says("worker:1", "task_error", **error)
+    fit = msg.Frame(file="/site-packages/keras/src/trainer.py", line=1, function="fit", code="")
+    inner, outer = IN_FIT[0].frames
+    replay.stacks["worker:0"] = [msg.Thread(frames=[inner, fit, outer])]
+    replay.stacks["worker:1"] = stack("/site-packages/mlflow/tracking/fluent.py:9")
+    replay.after(ENDING_S + 1).ended("worker:0", "worker:1").gather()
+    assert replay.cause()["task"] == "worker:1"
+    assert replay.cause()["reason"] == "OSError: [Errno 5] Input/output error"
+
+
 def test_a_task_that_has_left_its_script_may_take_a_while_to_exit() -> None:
     """On a busy machine, the threads of tf.data take more than ten seconds to end."""
     replay = training()
