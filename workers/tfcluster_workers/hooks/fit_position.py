@@ -202,8 +202,9 @@ def watch_keras_2_logs(module: ModuleType) -> None:
 
 
 def keras_3_logs(stock: Any, self: Any, logs: Any) -> Any:
-    """Have Keras 3 end an epoch that is resumed with no batch left, whose logs are empty."""
-    return stock(self, logs or _logs_before() or logs)
+    """Have Keras 3 end an epoch that is resumed with no batch left: without logs, or None."""
+    before = None if logs else _logs_before()
+    return stock(self, logs if before is None else before)
 
 
 def _logs_before() -> dict[str, Any] | None:
