@@ -202,7 +202,7 @@ def watch_keras_2_logs(module: ModuleType) -> None:
 
 
 def keras_3_logs(stock: Any, self: Any, logs: Any) -> Any:
-    """Have Keras 3 end an epoch that is resumed with no batch left: without logs, or None."""
+    """Have Keras 3 end an epoch that is resumed with no batch left, which has no logs."""
     before = None if logs else _logs_before()
     return stock(self, logs if before is None else before)
 
