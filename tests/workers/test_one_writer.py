@@ -332,6 +332,18 @@ def test_a_backup_resumes_with_the_next_batch_of_its_epoch(
     assert [note.split(",")[0] for note in notes] == ["epoch 3 begins again"] * (not is_patched)
 
 
+def test_an_epoch_resumed_with_no_batch_left_has_logs_although_its_metrics_are_lost() -> None:
+    """Keras 3.3 and 3.4 have no logs there, and would fail."""
+    with fit_position.of_fit():
+        position = fit_position.current()
+        assert position is not None
+        position.restored = {"epoch": 0, "batches": 2}
+        position.begin_epoch(None, 0)
+        assert fit_position.keras_3_logs(lambda _, logs: logs, None, None) == {}
+        position.end_batch(2)
+        assert fit_position.keras_3_logs(lambda _, logs: logs, None, None) is None
+
+
 def test_a_chief_killed_during_a_backup_leaves_the_previous_backup() -> None:
     chief = backup(keras(), CHIEF)
     chief._current_epoch = 1

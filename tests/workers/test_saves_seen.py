@@ -86,6 +86,14 @@ def test_a_save_with_an_unknown_step_is_reported_without_it(
     assert [(event["type"], event["step"]) for event in sent] == [("saved", None)]
 
 
+def test_a_backup_is_reported_below_the_checkpoint_directory_and_in_it(
+    sent: list[Mapping[str, Any]], tmp_path: Path
+) -> None:
+    for folder in (tmp_path, tmp_path / "backup", tmp_path.parent):
+        save_hooks.report_backup(str(folder), 3)
+    assert [Path(event["path"]) for event in sent] == [tmp_path, tmp_path / "backup"]
+
+
 @pytest.mark.parametrize(
     ("parts", "reported", "steps"),
     [

@@ -32,7 +32,7 @@ LISTED = ".tfcluster-checkpoints.json"
 _POLL_S = 0.5
 _write = functools.partial(print, flush=True)
 _LOADABLE = ("tf_checkpoint", "estimator", "weights", "keras")
-"""The kinds of checkpoints that `restore` can load; the others are exports and those of JAX."""
+"""The kinds of checkpoints that `restore` can load; the others are exports, or of JAX or torch."""
 _MORE_IS_BETTER = ("acc", "auc", "precision", "recall", "f1", "iou", "similarity", "score")
 
 

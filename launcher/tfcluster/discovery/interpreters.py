@@ -55,7 +55,8 @@ for folder in sys.path:
     except OSError:
         pass
 libraries = "tensorflow", "jax", "torch", "keras"
-found = [name for name in libraries if importlib.util.find_spec(name) is not None]
+specs = map(importlib.util.find_spec, libraries)
+found = [spec.name for spec in specs if spec and spec.origin]  # not a folder of that name
 print(ascii((sys.executable, sys.version.split()[0], found, names)))
 """
 """`importlib.metadata` would give the same, but takes three times as long as all of this."""

@@ -20,7 +20,7 @@ from tfcluster.errors import InterpreterError, UsageError
 from tfcluster.plans import command
 from tfcluster.plans.context import LOCAL, PlacedTask, PlanContext
 from tfcluster.plans.environment import parse_env_file
-from tfcluster.plans.job_facts import needed_packages
+from tfcluster.plans.job_facts import needed_packages, with_found_strategy
 from tfcluster.plans.placement import by_node
 from tfcluster.plans.plan import Gpu, Interpreter
 from tfcluster.plans.resources import Cores
@@ -138,7 +138,7 @@ def _with_job(
         imports=code.imports if code is not None else None,
         code=code or _read_job_code(spec, workdir, workers=workers_folder()),
     )
-    needs = needed_packages(spec, context)
+    needs = needed_packages(with_found_strategy(spec, context), context)
     if LOCAL not in context.interpreters or not needs:
         return context
     here = context.interpreters[LOCAL]

@@ -101,7 +101,7 @@ def explain_cold_starts(spec: ClusterSpec, plan: Plan, context: PlanContext) -> 
         yield from _explain_cold_tasks(plan)
     elif setting != "off" and context.code is not None and (reason := obstacle(context.code)):
         is_worth_it = any(_is_worth_it(plan, node.name) for node in plan.nodes)
-        if is_worth_it and (setting == "on" or plan.needs):
+        if is_worth_it and (setting == "on" or {"tensorflow", "jax"} & {*plan.needs}):
             yield f"{head}: {reason}; set them in job.env instead, and not in the files"
     elif setting == "on" and not has_hooks(spec):
         yield f"{head}: it needs the hooks"

@@ -17,7 +17,7 @@ from tfcluster.agent.containers.container_wait import OLDEST_PYTHON
 from tfcluster.errors import InterpreterError, SetupError, count_names, join_first
 from tfcluster.nodes.probe_answers import ProbeAnswer
 from tfcluster.plans.context import LOCAL, PlanContext
-from tfcluster.plans.job_facts import has_hooks, needed_packages
+from tfcluster.plans.job_facts import has_hooks
 from tfcluster.plans.keras_settings import (
     TESTED,
     cannot_be_patched,
@@ -72,6 +72,8 @@ class Needs:
     without_training: Collection[str] = ()
     """Nodes without a task that trains: those of an evaluator or the tf.data service, which may
     have other images and GPUs than the gang."""
+    serves_data: Collection[str] = ()
+    """Nodes with tasks of the tf.data service only, which is a part of TensorFlow."""
     script_sha256: str | None = None
     """SHA-256 of the job's script on this machine."""
     writes: str | None = None
@@ -98,6 +100,8 @@ def needs_of(plan: Plan, script_sha256: str | None = None) -> Needs:
         nccl=nccl,
         without_training={task.node for task in plan.tasks}
         - {task.node for task in plan.tasks if task.id.trains},
+        serves_data={task.node for task in plan.tasks}
+        - {task.node for task in plan.tasks if not task.id.serves_data},
         with_gpus={
             task.node
             for task in plan.tasks
@@ -138,8 +142,14 @@ def report_of(answers: Sequence[ProbeAnswer], needs: Needs) -> PreflightReport:
     return PreflightReport(nodes, tuple(answers), judge(answers, needs))
 
 
+def _find_missing(node: str, packages: Collection[str], needs: Needs) -> list[str]:
+    """Return the libraries that tasks of `node` import for certain, and `packages` lacks."""
+    wanted = {"tensorflow"} if node in needs.serves_data else {*needs.packages}
+    return [each for each in needs.packages if each in wanted and each not in packages]
+
+
 def _check_python(answer: ProbeAnswer, needs: Needs) -> Iterator[Finding]:
-    if missing := [package for package in needs.packages if package not in answer.packages]:
+    if missing := _find_missing(answer.node, answer.packages, needs):
         field = "--python PATH" if answer.node == LOCAL else f"runtime.hosts.{answer.node}.python"
         fix = f"name a Python that has {'it' if len(missing) == 1 else 'them'}: {field}"
         problem = f"its Python has no {name_packages(missing)}"
@@ -286,11 +296,12 @@ def require_plan(planned: Planned) -> Plan:
 def find_obstacles(planned: Planned) -> Iterator[SetupError]:
     """Yield every obstacle, the most basic first."""
     spec, plan, context = planned.spec, planned.plan, planned.context
+    needs = needs_of(plan)
     yield from _check_placeholders(spec)
     yield from _check_size(plan)
     yield from _check_variables(plan)
     for node in plan.nodes:
-        yield from _check_packages(spec, node, context)
+        yield from _check_packages(node, needs)
         yield from _check_python_version(spec, node)
         yield from _check_keras_2(spec, node)
         yield from _check_keras_3(with_inherited_switch(spec, node.name, context), node, context)
@@ -343,14 +354,11 @@ def _check_variables(plan: Plan) -> Iterator[SetupError]:
             )
 
 
-def _check_packages(
-    spec: ClusterSpec, node: NodePlan, context: PlanContext
-) -> Iterator[SetupError]:
+def _check_packages(node: NodePlan, needs: Needs) -> Iterator[SetupError]:
     python = node.interpreter
     if python is None or python.version is None:
         return
-    needs = needed_packages(spec, context)
-    if missing := [package for package in needs if package not in python.packages]:
+    if missing := _find_missing(node.name, python.packages, needs):
         names, them = name_packages(missing), "it" if len(missing) == 1 else "them"
         message = f"the job needs {names}, but {python.path} ({python.why}) does not have {them}"
         install = f"{python.path} -m pip install {' '.join(missing)}"

@@ -186,11 +186,11 @@ async def _reply(
                 sessions.append(await opened.enter_async_context(session))
                 return {"ok": True, "answer": sessions[0].id}
             case other:
-                raise ValueError(f"unknown op {other.get('op')!r}")
+                return {"ok": False, "error": f"unknown op {other.get('op')!r}"}
     except UsageError as error:
         return {"ok": False, "error": error.message, "fix": error.fix}
     except ValueError as error:
-        return {"ok": False, "error": str(error)}
+        return {"ok": False, "error": str(error), "fix": ""}
 
 
 def stop(path: Path, *, why: str, now: bool) -> bool:

@@ -656,8 +656,11 @@ class Supervisor:
         if (left := find(Activity.EXITS)) and waiting:
             place = positions[waiting[0].name].place
             blamed, reason, known = explain_lone_work(waiting[0], left, place, is_in_fit=True)
-            self.gang.blame(blamed, Kind.PERMANENT, reason, known=known)
-            self.end.end_gang(f"{left[0].name} has left its script", now)
+            if blamed not in left:  # they did their part: the other may train alone
+                return
+            kind = Kind.PERMANENT if blamed.raised is None else Kind.LATE
+            self.gang.blame(blamed, kind, reason, known=known)
+            self.end.end_gang(f"{blamed.name} has left its script", now)
 
     def _end_late(self, positions: Mapping[str, Position], now: float) -> None:
         """Stop all tasks that still run `finish_grace_s` after the chief's success.

@@ -48,7 +48,6 @@ _SERVICE_OPTIONS = rb'(?:port|protocol|\w+_(?:dir|mode|ms|address|bytes|snapshot
 _ADVICE = (
     rb"(?:Please )?(?:[Uu]se|[Pp]refer|[Ss]witch to|Track) (?=.*(?:`|\btf\.| instead)).+"
     rb"|\w+ is deprecated, use \w+ instead"
-    rb"|Track steps using a tf\.Variable saved in checkpoint instead\."
 )
 """The line after ``Instructions for updating:``, where it names a replacement."""
 _FROM_TENSORFLOW = (

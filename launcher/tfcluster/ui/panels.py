@@ -383,7 +383,8 @@ def _curves_command(snapshot: RunSnapshot) -> str:
 def _restart_command(snapshot: RunSnapshot) -> str:
     """Return the command that goes on from the newest checkpoint of a run that broke off."""
     has_ended = snapshot.status.is_final and snapshot.status is not Status.SUCCEEDED
-    has_checkpoint = snapshot.checkpoints or snapshot.shares_checkpoints
+    has_steps = any(task.step for task in snapshot.tasks)
+    has_checkpoint = snapshot.checkpoints or (snapshot.shares_checkpoints and has_steps)
     goes_on = has_ended and has_checkpoint and snapshot.can_restart
     return keep_whole(f"tfcluster restart {snapshot.run[-4:]}") if goes_on else ""
 

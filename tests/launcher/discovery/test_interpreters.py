@@ -57,11 +57,13 @@ def test_a_python_that_fails_is_named_with_its_last_line(tmp_path: Path) -> None
 
 def test_a_python_outside_a_virtual_environment_is_run_for_its_versions(tmp_path: Path) -> None:
     (tmp_path / "tensorflow.py").write_text("raise SystemExit('imported!')\n")
+    (tmp_path / "torch").mkdir()
     link = tmp_path / "python"
     link.symlink_to(sys.executable)
     found = read(str(link), "why", environ={"PYTHONPATH": str(tmp_path)})()
     assert found.version == ".".join(map(str, sys.version_info[:3]))
     assert "tensorflow" in found.packages
+    assert found.packages.get("torch") != "unknown", "it is a folder"
 
 
 def environments(tmp_path: Path) -> tuple[Path, dict[str, str]]:
@@ -141,9 +143,10 @@ def silent_python(folder: Path) -> str:
         ("import numpy", ["tensorflow-2.21.0"], {}, "path/python3"),
         ("import tensorflow", ["numpy-2.4.0"], {}, "path/python3"),
         ("import tensorflow", ["tensorflow-2.21.0"], {"VIRTUAL_ENV": "venv"}, "venv/bin/python"),
+        ("import jax", ["jax-0.10.0"], {}, "own/bin/python"),
     ],
 )
-def test_tfcluster_s_own_python_is_used_if_nothing_chose_one_and_only_it_has_tensorflow(
+def test_tfcluster_s_own_python_is_used_if_nothing_chose_one_and_only_it_has_the_library(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     script: str,
@@ -152,7 +155,8 @@ def test_tfcluster_s_own_python_is_used_if_nothing_chose_one_and_only_it_has_ten
     expected: str,
 ) -> None:
     own = make_venv(tmp_path / "own", *own_packages)
-    own.write_text(f"""#!/bin/sh\necho "('{own}', '3.11.7', [], [])"\n""")
+    installed = [f"{package}.dist-info" for package in own_packages]
+    own.write_text(f"""#!/bin/sh\necho "('{own}', '3.11.7', [], {installed})"\n""")
     monkeypatch.setattr(sys, "executable", str(own))
     make_venv(tmp_path / "venv", "tensorflow-2.15.1")
     (tmp_path / "train.py").write_text(script)
@@ -166,4 +170,5 @@ def test_tfcluster_s_own_python_is_used_if_nothing_chose_one_and_only_it_has_ten
     found = context.interpreters["local"]
     assert found.path == str(tmp_path / expected)
     if expected.startswith("own"):
-        assert found.why == "tfcluster's own: python3 on PATH has no TensorFlow"
+        library = "JAX" if "jax" in script else "TensorFlow"
+        assert found.why == f"tfcluster's own: python3 on PATH has no {library}"

@@ -63,6 +63,12 @@ def test_a_preload_setting_without_effect_gives_a_note(
     assert (words is None and not notes) or (words is not None and words in notes[0])
 
 
+def test_torch_which_is_never_preloaded_gives_no_note(plan_of: Planner) -> None:
+    code = Code(frozenset({"torch"}), sets=frozenset({"MPLBACKEND"}))
+    plan = plan_of({"strategy": {"name": "torch"}}, code=code, imports=code.imports)
+    assert not [note for note in plan.notes if "no preloading" in note]
+
+
 READ_AT_IMPORT = ("TF_CPP_MIN_LOG_LEVEL", "MPLBACKEND", "PANDAS_COPY_ON_WRITE", "OPENCV_LOG_LEVEL")
 
 

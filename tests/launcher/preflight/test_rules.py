@@ -116,6 +116,17 @@ def test_nodes_without_a_worker_may_have_other_gpus_and_versions_than_the_worker
     assert found(*nodes, without_training=needs.without_training) == []
 
 
+def test_nodes_of_the_data_service_need_tensorflow_only() -> None:
+    plan = spread(plan_of("worker:0", "data_worker:0", "evaluator:0"))
+    needs = rules.needs_of(replace(plan, needs=("jax", "tensorflow")))
+    nodes = [replace(A, node=node.name) for node in plan.nodes]
+    lacking = [finding.node for finding in rules.judge(nodes, needs)]
+    assert lacking == [node.name for node in plan.nodes if node.name != "data-worker-0"]
+    bare = [replace(A, node="data-worker-0", packages={})]
+    (finding,) = rules.judge(bare, needs)
+    assert finding.what == "its Python has no TensorFlow"
+
+
 def test_a_line_that_is_not_a_probe_answer_is_refused() -> None:
     for line in ("", "no JSON", "[]", json.dumps({"node": "a"})):
         with pytest.raises(ValueError, match="not a probe's answer"):

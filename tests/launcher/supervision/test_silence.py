@@ -107,14 +107,14 @@ def test_a_task_that_traces_a_function_is_at_work() -> None:
     assert stalls_of(replay) == 1
 
 
-@pytest.mark.parametrize("is_in_fit", [True, False])
+@pytest.mark.parametrize(("is_in_fit", "step"), [(True, 11), (False, 11), (True, 20)])
 def test_a_task_that_left_its_script_is_to_blame_for_one_that_waits_in_fit(
-    is_in_fit: bool,
+    is_in_fit: bool, step: int
 ) -> None:
     """On JAX it does not end: at its exit it waits for the others, for five minutes."""
     replay = training()
-    for task in ("worker:0", "worker:1"):
-        replay.says(task, "progress", step=11, total_steps=20)
+    replay.says("worker:0", "progress", step=11, total_steps=20)
+    replay.says("worker:1", "progress", step=step, total_steps=20)
     trainer = "/site-packages/keras/src/backend/jax/trainer.py"
     function = "fit" if is_in_fit else "predict"
     inside = msg.Frame(file=trainer, line=420, function=function, code="")
@@ -122,7 +122,7 @@ def test_a_task_that_left_its_script_is_to_blame_for_one_that_waits_in_fit(
     replay.stacks["worker:1"] = stack("/site-packages/jax/_src/api.py:9")
     replay.after(ENDING_S + 1)
     assert replay.last(ev.Stalled).causes == ("worker:1",)
-    if not is_in_fit:
+    if not is_in_fit or step == 20:
         assert replay.after(600).stopped() == [], "it may compute something by itself"
         return
     assert replay.stopped() == ["worker:0", "worker:1"]
@@ -133,6 +133,19 @@ def test_a_task_that_left_its_script_is_to_blame_for_one_that_waits_in_fit(
         "stopped training at step 11 of 20 and left its script; worker:0 waited for it"
         " (train.py:20 `f`)",
     )
+
+
+def test_a_task_that_hangs_at_its_exit_after_an_exception_fails_with_that() -> None:
+    replay = training()
+    error = {"exception": "OSError", "message": "[Errno 5] Input/output error"}
+    replay.says("worker:1", "doubt", about="fit", **error).says("worker:1", "task_error", **error)
+    fit = msg.Frame(file="/site-packages/keras/src/trainer.py", line=1, function="fit", code="")
+    inner, outer = IN_FIT[0].frames
+    replay.stacks["worker:0"] = [msg.Thread(frames=[inner, fit, outer])]
+    replay.stacks["worker:1"] = stack("/site-packages/mlflow/tracking/fluent.py:9")
+    replay.after(ENDING_S + 1).ended("worker:0", "worker:1").gather()
+    assert replay.cause()["task"] == "worker:1"
+    assert replay.cause()["reason"] == "OSError: [Errno 5] Input/output error"
 
 
 def test_a_task_that_has_left_its_script_may_take_a_while_to_exit() -> None:

@@ -89,8 +89,7 @@ def can_resume_within_epoch(model: Any) -> bool:
     Keras 3 is patched on TensorFlow only. Not with parameter servers: there a batch "ends" when its
     step is scheduled, and the workers read the data.
     """
-    strategy = getattr(model, "distribute_strategy", None)
-    if getattr(strategy, "_should_use_with_coordinator", False):
+    if one_writer.has_coordinator(getattr(model, "distribute_strategy", None)):
         return False
     return getattr(model, OBSTACLE, None) == "" or hasattr(model, "_train_counter")
 
@@ -203,8 +202,9 @@ def watch_keras_2_logs(module: ModuleType) -> None:
 
 
 def keras_3_logs(stock: Any, self: Any, logs: Any) -> Any:
-    """Have Keras 3 end an epoch that is resumed with no batch left, whose logs are empty."""
-    return stock(self, logs or _logs_before() or logs)
+    """Have Keras 3 end an epoch that is resumed with no batch left, which has no logs."""
+    before = None if logs else _logs_before()
+    return stock(self, logs if before is None else before)
 
 
 def _logs_before() -> dict[str, Any] | None:

@@ -91,17 +91,36 @@ def watch_backends(module: ModuleType) -> None:
 
 
 def own_host() -> str:
-    """Return the host in this task's address; empty if it is not one of this machine."""
+    """Return the host in this task's address; empty if it is not one of this machine.
+
+    For a name that is loopback here, return the address from which this machine reaches another.
+    """
     task = context.current()
     addresses = task.cluster.get(task.job, ())
-    host = addresses[task.index].rpartition(":")[0].strip("[]") if addresses else ""
+    host = _host_of(addresses[task.index]) if addresses else ""
+    own = ""
     try:
         for family, kind, _, _, address in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM):
             with socket.socket(family, kind) as trial:
                 trial.bind(address)
+            own = own or str(address[0])
+        others = {_host_of(each) for job in task.cluster.values() for each in job} - {host}
+        if own != host and own.startswith("127.") and others:
+            return _address_towards(min(others))
     except OSError:
         return ""
     return host
+
+
+def _host_of(address: str) -> str:
+    return address.rpartition(":")[0].strip("[]")
+
+
+def _address_towards(host: str) -> str:
+    """Return the address of this machine in packets to `host`; none is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        asked.connect((host, 9))
+        return str(asked.getsockname()[0])
 
 
 def process_count() -> int:

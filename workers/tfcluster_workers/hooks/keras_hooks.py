@@ -20,6 +20,7 @@ from tfcluster_workers.hooks import (
     devices,
     fit_position,
     jax_cluster,
+    one_writer,
     save_hooks,
     step_clocks,
     stop_saves,
@@ -286,8 +287,7 @@ class FitReporter:
             reporting.ready()
             _report_gradients(self._model)
         self._step = self.step_of(batch)
-        strategy = getattr(self._model, "distribute_strategy", None)
-        if getattr(strategy, "_should_use_with_coordinator", False):
+        if one_writer.has_coordinator(getattr(self._model, "distribute_strategy", None)):
             self._poll_servers()
         else:
             reporting.step_done(self._reading(logs, divisor=self._divisor()))

@@ -244,8 +244,9 @@ def report_backup(folder: str, step: int | None) -> None:
 
     Of one outside the checkpoint directory `_report` has already reported the weights.
     """
-    if _is_checkpoint(absolute_path(folder)):
-        reporting.saved(absolute_path(folder), step=step)
+    absolute = absolute_path(folder)
+    if _is_checkpoint(os.path.join(absolute, "")):  # or it is that directory
+        reporting.saved(absolute, step=step)
 
 
 def absolute_path(path: str) -> str:

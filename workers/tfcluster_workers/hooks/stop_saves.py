@@ -213,13 +213,12 @@ def _is_backup(callback: Any) -> bool:
 
 
 def _is_possible(model: Any) -> bool:
-    """Return whether SIGTERM can be handled here, for a strategy that the handler supports."""
-    is_main_thread = threading.current_thread() is threading.main_thread()
-    if not is_main_thread or not fit_position.can_resume_within_epoch(model):
+    """Return whether SIGTERM can be handled here, and a backup of it resumes within an epoch."""
+    if threading.current_thread() is not threading.main_thread():
         return False
     if signal.getsignal(signal.SIGTERM) not in (signal.SIG_DFL, getattr(_stop, "_hear", None)):
         return False  # the script's own handler
-    return not one_writer.has_coordinator(model.distribute_strategy)
+    return fit_position.can_resume_within_epoch(model)
 
 
 def _back_up(backup: Any) -> None:
