@@ -23,7 +23,7 @@ from tfcluster import __version__
 
 ROOT = Path(__file__).parents[2]
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
-RUNNER_PROGRAMS = {"apt-get", "gh", "git", "rm"}
+RUNNER_PROGRAMS = {"apt-get", "gh", "git", "rm", "test"}
 """Programs of the runner or its container."""
 
 

@@ -24,7 +24,7 @@ SDIST_TOPS = {
     *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "pyproject.toml"),
     *(".gitignore", "PKG-INFO"),  # hatchling adds them
 }
-_WHEEL_TOPS = re.compile(r"tfcluster|tfcluster_workers|tfcluster-[\d.]+\.(dist-info|data)")
+_WHEEL_TOPS = re.compile(r"tfcluster|tfcluster_workers|tfcluster-[\w.]+\.(dist-info|data)")
 
 
 def build(folder: Path = DIST) -> str:

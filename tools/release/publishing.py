@@ -84,7 +84,10 @@ def check_ready() -> str:
 def unfinished() -> Iterator[str]:
     """Yield what a person must do before this release can be published, in this order."""
     if owners(address()[0]) == {PLACEHOLDER} or _UNDATED in (ROOT / "CHANGELOG.md").read_text():
-        yield "the owner and the date: python -m tools.release prepare OWNER, then commit"
+        yield (
+            "the owner (the account that has the repository) and the date:"
+            " .venv-release/bin/python -m tools.release prepare OWNER, then commit"
+        )
     if f"[{version()}]" not in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"):
         yield f"CHANGELOG.md has no section [{version()}]"
     tags = subprocess.run(["git", "tag", "--points-at"], cwd=ROOT, capture_output=True, text=True)
@@ -93,10 +96,13 @@ def unfinished() -> Iterator[str]:
 
 
 ONCE = (
-    "an account at the package index, with release.yml of this repository as trusted publisher",
-    "in the settings of the repository: the environments of release.yml; Pages by GitHub Actions;"
-    " the variable CONTAINER_REGISTRY, the host of the registry that takes the images",
-    "after the first release: make the images public in the container registry",
+    "an account at the package index, with release.yml of this repository and its environment"
+    " `pypi` as trusted publisher of tfcluster",
+    "in the settings of the repository: the environment `pypi`; Pages by GitHub Actions, and tags"
+    " `v*` among those that may deploy to the environment `github-pages`; private reports of"
+    " vulnerabilities; the variable CONTAINER_REGISTRY, the host of the registry of the images",
+    "after the first release: make the images public in the container registry, and send"
+    " tools/release/schemastore.json to SchemaStore",
 )
 
 

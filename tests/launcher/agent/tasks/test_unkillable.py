@@ -38,6 +38,8 @@ class Freezer:
 
 @pytest.fixture
 def freezer() -> Iterator[Freezer]:
+    if not FREEZER.exists() and FREEZER.with_name("cgroup.controllers").exists():
+        pytest.xfail("this machine has cgroup v2 only, whose frozen processes can be killed")
     try:
         freezer = Freezer()
     except OSError as error:
