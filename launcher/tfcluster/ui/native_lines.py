@@ -31,7 +31,9 @@ _find_mark = re.compile(
 ).search
 """Finds what the first line of each message holds; a log without it costs 30 ns per line."""
 _STACK = re.compile(rb"(?:Current thread|Thread) 0x[0-9a-f]+ .*\(most recent call first\):$")
-_STACK_LINE = re.compile(rb'  (?:File ".*", line \d+ in .*|<no Python frame>|\.\.\.)|')
+_STACK_LINE = re.compile(
+    rb'  (?:File ".*", line \d+ in .*|<no Python frame>|Garbage-collecting|\.\.\.)|'
+)
 """The lines of one thread's stack, as `faulthandler` writes them (Python/traceback.c)."""
 _CRASH = b"Fatal Python error"
 """The beginning of a crash's line: its stacks stay, as they explain the end of the task."""

@@ -186,3 +186,9 @@ def test_an_applications_lines_between_native_ones_are_shown(lines: list[bytes])
     native_line = ABSL + b"grpc_server_lib.cc:467] Started server with target: grpc://127.0.0.1:1"
     mixed = [part for line in lines for part in (native_line, line, BANNER)]
     assert kept(*mixed) == lines
+
+
+def test_the_stacks_of_a_task_that_ends_are_omitted() -> None:
+    head = b"Current thread 0x00007f63 (most recent call first):"
+    lines = (head, b"  Garbage-collecting", b"  <no Python frame>", b"the last epoch")
+    assert kept(*lines) == [b"the last epoch"]
