@@ -87,7 +87,8 @@ class _Skipping(selectors.DefaultSelector):
         if ready or (timeout is not None and timeout <= 0):
             self._waits = 0
             return ready
-        patience = 2000 if timeout is None else 3 if self._loop.in_threads else 0
+        # On a busy machine a thread gets no core for some milliseconds.
+        patience = 2000 if timeout is None else 20 if self._loop.in_threads else 0
         if self._waits < patience:
             self._waits += 1
             return super().select(0.001)
