@@ -177,6 +177,7 @@ def test_the_size_of_all_runs_is_counted_without_following_links(tmp_path: Path)
     assert registry.count_bytes(tmp_path) == 1024 + link_bytes
 
 
+@pytest.mark.linux("names and start times are in /proc")
 def test_a_process_whose_name_is_cut_inside_a_character_has_a_start_time() -> None:
     """The kernel cuts names at 15 bytes."""
     rename = "open('/proc/self/comm', 'wb').write(b'a' * 14 + 'é'.encode())"
