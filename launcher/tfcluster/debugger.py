@@ -53,7 +53,7 @@ def tell(**facts):
     sys.exit()
 
 if not os.path.exists("/proc/self"):
-    tell(said="it needs /proc, which macOS does not have")
+    tell(said="it needs /proc; on macOS start the task by hand: tfcluster up SPEC --except TASK")
 if port := find_port():
     tell(port=port)
 lacks = []
@@ -162,7 +162,7 @@ def attach(execute: Execute, task: str, pid: int) -> Listening:
         said = str(facts.get("said", "")).strip().splitlines()
         raise SetupError(
             f"debugpy does not attach to {task}: {said[-1] if said else 'it does not listen'}",
-            fix="its machine, also that of a container, needs"
+            fix="on Linux its machine, also that of a container, needs"
             " `sysctl kernel.yama.ptrace_scope=0`; the task's log may say more",
         )
     return Listening(int(port), str(facts["cwd"]))
