@@ -20,8 +20,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .machine import LabError, command
-from .machines import _child_of, _die_with_parent, _wait_until
+from .machine import LabError, command, until
+from .machines import _child_of, _die_with_parent
 
 TOOLS = ("dockerd", "debootstrap", "containerd", "runc", "iptables", "nsenter", "unshare", "ip")
 SYSTEM = "/usr/local/sbin:/usr/sbin:/sbin:/usr/bin:/bin"
@@ -159,7 +159,7 @@ class Dockerd:
                 start_new_session=True,
             )
         try:
-            _wait_until(self._answers, "dockerd")
+            until(self._answers, "dockerd")
         except LabError as error:
             raise LabError(f"{error}: {self.log.read_text()[-2000:]}") from None
 

@@ -41,12 +41,13 @@ def main(name: str, folder: str, home: str, python_home: str, *shown: str) -> No
         time.sleep(0.01)
     if os.path.exists(os.path.join(folder, "sshd_config")):
         start_sshd(folder)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
+    # Blocked, a signal that comes before the wait for it is kept.
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
     while True:
         try:
             os.wait()
         except ChildProcessError:
-            signal.pause()
+            signal.sigwait([signal.SIGCHLD])
 
 
 def start_sshd(folder: str) -> None:

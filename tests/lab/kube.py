@@ -123,7 +123,14 @@ class KubeCluster:
         """Start the API server and wait until it answers."""
         self.machines.serve(CONTROL, "kube-apiserver", files.api_server(self.folder, self.grace_s))
         self.door.open()
-        until(lambda: self.kubectl.run("get", "--raw", "/readyz").returncode == 0, "the API server")
+        try:
+            until(
+                lambda: self.kubectl.run("get", "--raw", "/readyz").returncode == 0,
+                "the API server",
+            )
+        except LabError as error:
+            self._explain(error)
+            raise
 
     def kill_kubelet(self, name: str) -> None:
         """Kill a node's kubelet; its containers go on."""

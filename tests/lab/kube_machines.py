@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -12,8 +10,7 @@ from typing import Any
 from . import kube_files as files
 from .dockerd import CGROUPS
 from .kube_images import PAUSE
-from .kubectl import HANG_S, until
-from .machine import LabError, Machine, command, completed
+from .machine import HANG_S, LabError, Machine, command, completed, kill, until
 from .machines import NETWORK, Lab
 
 PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
@@ -86,9 +83,7 @@ class KubeMachines:
 
     def kill(self, at: str, program: str) -> None:
         """Kill a daemon and wait for its end."""
-        for pid in self.pids(at, program):
-            os.kill(pid, signal.SIGKILL)
-        until(lambda: not self.pids(at, program), f"the end of {program}")
+        kill(self.pids(at, program))
 
     def _popen(self, at: str, argv: Sequence[str], **how: Any) -> subprocess.Popen[str]:
         env = {"PATH": f"{self.folder}/bin:{PATH}", "AWS_EC2_METADATA_DISABLED": "true"}

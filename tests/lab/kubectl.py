@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import subprocess
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from .kube_binaries import programs
-from .machine import LabError
+from .machine import HANG_S, LabError, until
 
-HANG_S = 90.0
+__all__ = ["HANG_S", "Kubectl", "until"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +42,3 @@ class Kubectl:
 
     def apply(self, *objects: Mapping[str, Any]) -> None:
         self("apply", "-f", "-", given={"apiVersion": "v1", "kind": "List", "items": objects})
-
-
-def until(condition: Callable[[], object], what: str, hang_s: float = HANG_S) -> Any:
-    """Call `condition` until it returns something true, and return that."""
-    deadline = time.monotonic() + hang_s
-    while not (found := condition()):
-        if time.monotonic() > deadline:
-            raise LabError(f"waited {hang_s} s for {what}")
-        time.sleep(0.1)
-    return found

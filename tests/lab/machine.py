@@ -7,17 +7,43 @@ import os
 import pwd
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tfcluster.agent.processes import AGENT_NAME
 
 CARD = "eth0"
+HANG_S = 90.0
 
 
 class LabError(RuntimeError):
     """A part of the lab could not be built; the text holds the system's message."""
+
+
+def until(condition: Callable[[], object], what: str, hang_s: float = HANG_S) -> Any:
+    """Call `condition` until it returns something true, and return that."""
+    deadline = time.monotonic() + hang_s
+    while not (found := condition()):
+        if time.monotonic() > deadline:
+            raise LabError(f"waited {hang_s} s for {what}")
+        time.sleep(0.05)
+    return found
+
+
+def kill(pids: Iterable[int]) -> None:
+    """Kill processes and wait until they are gone.
+
+    The command line of a killed process vanishes first, its sockets some time later: a daemon that
+    started in between would find its port taken.
+    """
+    killed = list(pids)
+    for pid in killed:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in killed), f"the end of {killed}")
 
 
 def completed(

@@ -13,19 +13,17 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .machine import CARD, LabError, Machine, bucket, command, home
+from .machine import CARD, LabError, Machine, bucket, command, home, until
 
 __all__ = ["Lab", "LabError", "Machine"]
 
 INIT = Path(__file__).with_name("init.py")
 CHECKOUT = Path(__file__).parents[2]
 NETWORK = "10.77.0"
-BOOT_S = 60.0
 """Seconds a machine may take to come up."""
 
 
@@ -107,7 +105,7 @@ class Lab:
         self._plug_in(machine, number)
         (folder / "plugged").touch()
         if sshd:
-            _wait_until(lambda: (folder / "sshd.pid").exists(), f"the sshd of {name}")
+            until(lambda: (folder / "sshd.pid").exists(), f"the sshd of {name}")
         return machine
 
     def add_card(self, machine: Machine, name: str, address: str) -> None:
@@ -252,12 +250,3 @@ def _child_of(process: subprocess.Popen[bytes]) -> int:
         raise LabError("a machine did not come up")
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     return int(children[0])
-
-
-def _wait_until(condition: object, what: str) -> None:
-    assert callable(condition)
-    deadline = time.monotonic() + BOOT_S
-    while not condition():
-        if time.monotonic() > deadline:
-            raise LabError(f"{what} did not come up")
-        time.sleep(0.02)

@@ -17,12 +17,12 @@ import signal
 import stat
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from .dockerd import remove_cgroups
-from .machine import LabError, Machine, command, completed
+from .machine import HANG_S, LabError, Machine, command, completed, kill, until
 from .machines import Lab
 from .slurm_files import LOGIN, USERS, cgroup_conf, etc_files, slurm_conf
 
@@ -31,7 +31,6 @@ __all__ = ["LabError", "SlurmCluster", "missing_tools"]
 ROOT = Path(__file__).parents[2]
 TOOLS = ("slurmctld", "slurmd", "munged", "sbatch", "srun", "ip", "unshare", "nsenter", "setpriv")
 PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
-HANG_S = 60.0
 FINAL = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL")
 
 
@@ -176,7 +175,7 @@ class SlurmCluster:
             state = self.job(job)["JobState"]
             return state in (states or FINAL)
 
-        _until(is_there, f"job {job} in {states or 'a final state'}", hang_s)
+        until(is_there, f"job {job} in {states or 'a final state'}", hang_s)
         return state
 
     def node_states(self) -> dict[str, str]:
@@ -189,7 +188,7 @@ class SlurmCluster:
         """Wait until nodes have a state; all nodes if none is named."""
         nodes = set(names or self.names)
         try:
-            _until(
+            until(
                 lambda: all(
                     is_now == state for name, is_now in self.node_states().items() if name in nodes
                 ),
@@ -216,8 +215,7 @@ class SlurmCluster:
 
     def kill(self, name: str) -> None:
         """Kill every process of a node; its machine goes on, without a slurmd."""
-        self._signal(name, signal.SIGKILL)
-        _until(lambda: not self.lab.machines[name].processes(), f"the end of {name}'s processes")
+        kill(self._signal(name, signal.SIGKILL))
 
     def power_off(self, name: str) -> None:
         """Cut a node's network, then end its machine: no connection is closed."""
@@ -265,9 +263,8 @@ class SlurmCluster:
                 return mark.encode() in saved.read_bytes()
             return False
 
-        _until(has_mark, "the saved state")
-        for pid in self.pids("slurmctld"):
-            os.kill(pid, signal.SIGKILL)
+        until(has_mark, "the saved state")
+        kill(self.pids("slurmctld"))
 
     def start_controller(self) -> None:
         """Start slurmctld with the state that an earlier one has saved."""
@@ -346,7 +343,7 @@ class SlurmCluster:
         if done.returncode != 0:
             raise LabError(f"{argv[0]}: {done.stderr.strip()}")
 
-    def _signal(self, name: str, number: signal.Signals) -> None:
+    def _signal(self, name: str, number: signal.Signals) -> set[int]:
         """Signal every process of a machine but its first, and those forked meanwhile."""
         done: set[int] = set()
         while more := self.lab.machines[name].processes().keys() - done:
@@ -354,6 +351,7 @@ class SlurmCluster:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)
             done |= more
+        return done
 
     def _explain(self, error: BaseException) -> None:
         """Add the ends of the daemons' logs to an error."""
@@ -381,11 +379,3 @@ def _open_way(machine: Machine) -> None:
 
 def _is(words: str, program: str) -> bool:
     return os.path.basename(words.split(" ")[0]).rstrip(":") == program
-
-
-def _until(condition: Callable[[], bool], what: str, hang_s: float = HANG_S) -> None:
-    deadline = time.monotonic() + hang_s
-    while not condition():
-        if time.monotonic() > deadline:
-            raise LabError(f"waited {hang_s} s for {what}")
-        time.sleep(0.05)
