@@ -170,11 +170,16 @@ class Coordinator:
             self._hub.put(lambda: self._end_job(number))
 
     def _end_job(self, number: int) -> None:
-        """Have the gang save, and ask meanwhile why; see `_as_end_of_job` for what follows."""
+        """Have the gang save, and ask meanwhile why; see `_as_end_of_job` for what follows.
+
+        `tfcluster down` of a job in a queue sends this signal through the scheduler.
+        """
         if self.job is None or self._ending is not None or self._is_closing:
             return
         self._ending = self._background.create_task(self.job.ending(signal=number))
-        stop = StopRequest(f"{signal_name(number)} from the scheduler", 143, is_announced=True)
+        is_down = self.paths.cancelled.exists()
+        why = "tfcluster down" if is_down else f"{signal_name(number)} from the scheduler"
+        stop = StopRequest(why, 143, is_announced=True)
         self._supervisor.stop(stop, self._now())
 
     async def run(self) -> Outcome:

@@ -167,7 +167,7 @@ def test_down_lets_a_running_run_save_and_twice_ends_its_job(site: Site) -> None
     assert "worker:1 does not answer: it runs without hooks" in shown
     assert "has ended: interrupted" in said(site, "down")
     assert first.end() == 143, first.said
-    assert first.of_type("run_stopping")
+    assert [event["why"] for event in first.of_type("run_stopping")] == ["tfcluster down"]
     assert {event["ended_by"] for event in first.of_type("task_exited")} == {"tfcluster"}
 
     spec = site.spec(STUBBORN, supervision={"grace_s": 120})

@@ -165,7 +165,10 @@ def is_of_fit(handler: Any) -> bool:
     return hasattr(getattr(handler, "_termination_config", None), _OF_FIT)
 
 
+_stops: dict[bool, _Stop] = {}
+"""Those of fits without and with peers, which one process may have in turn."""
 _stop: _Stop | None = None
+"""The one of the newest `fit`."""
 _scripts_own = False
 """True once the script has a PreemptionCheckpointHandler of its own."""
 
@@ -184,8 +187,11 @@ def fit_begins(model: Any, callbacks: Iterable[Any]) -> None:
     if backup is None or is_inner or _scripts_own or not _is_possible(model):
         return
     try:
-        if _stop is None:
-            _stop = _Stop(model.distribute_strategy)
+        strategy = model.distribute_strategy
+        has_peers = one_writer.has_peers(strategy)
+        if has_peers not in _stops:
+            _stops[has_peers] = _Stop(strategy)
+        _stop = _stops[has_peers]
         _stop.begin(lambda: _back_up(backup))
     except Exception as error:  # `fit` works without
         reporting.note(f"fit cannot save when it is told to stop: {error!r}")
@@ -205,6 +211,7 @@ def end_of_fit() -> Iterator[None]:
         yield
     finally:
         if _stop is not None and _stop.end():
+            del _stops[False]
             _stop = None
 
 
