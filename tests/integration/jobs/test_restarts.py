@@ -66,15 +66,24 @@ class Losses(keras.callbacks.Callback):
         print(self.name, epoch, "end", logs["loss"], logs["mae"], flush=True)
 
 class AfterSigterm(keras.callbacks.Callback):
+    def count(self):
+        return sum("TerminationSignal" in thread.name for thread in threading.enumerate())
+    def on_epoch_begin(self, epoch, logs=None):
+        self.watching = self.count()
     def on_train_batch_end(self, batch, logs=None):
-        watches = lambda: any("TerminationSignal" in t.name for t in threading.enumerate())
-        while int(model.optimizer.iterations.numpy()) == 14 and told_to_stop and watches():
+        step = int(model.optimizer.iterations.numpy())
+        while told_to_stop and step == 14 and self.count() == self.watching:
             time.sleep(0.05)  # TensorFlow asks each second whether SIGTERM has come
 
-told_to_stop = os.environ["TFCLUSTER_TASK"] == "worker:1" and os.environ["TFCLUSTER_ATTEMPT"] == "2"
+is_told_attempt = os.environ["TFCLUSTER_ATTEMPT"] == sys.argv[3]
+told_to_stop = is_told_attempt and os.environ["TFCLUSTER_TASK"] == "worker:1"
 freq = sys.argv[2] if sys.argv[2] == "epoch" else int(sys.argv[2])
 backup = keras.callbacks.BackupAndRestore(os.path.join(folder, "backup"), save_freq=freq)
 fit = {"epochs": 5, "steps_per_epoch": 4, "verbose": 0}
+if "after a fit without a strategy" in sys.argv and is_told_attempt:
+    alone = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(4)])
+    alone.compile("sgd", "mse")
+    alone.fit(x, x, verbose=0, callbacks=[keras.callbacks.BackupAndRestore("alone")])
 model.fit(data, **fit, callbacks=[backup, First(), Losses("fit"), AfterSigterm()])
 print("left", [name for _, _, names in os.walk(folder) for name in names], flush=True)
 build().fit(data, **fit, callbacks=[Losses("undisturbed")])
@@ -161,16 +170,16 @@ def assert_goodput(trained: Trained, *, lost_steps: int) -> None:
     assert sum(seconds.values()) == pytest.approx(ended - trained.state["started_at"], abs=1)
 
 
-def assert_told_to_stop_loses_nothing(trained: Trained) -> None:
-    """Check the end of attempt 2: SIGTERM in the middle of an epoch, to worker:1 alone."""
-    exits = {e["task"]: e["exit_code"] for e in trained.of("task_exited") if e["attempt"] == 2}
-    assert exits == dict.fromkeys(TASKS, 42)
-    restart = trained.of("restarting")[1]
+def assert_told_to_stop_loses_nothing(trained: Trained, *, attempt: int) -> None:
+    """Check the end of this attempt: SIGTERM in the middle of an epoch, to worker:1 alone."""
+    exited = (e for e in trained.of("task_exited") if e["attempt"] == attempt)
+    assert {e["task"]: e["exit_code"] for e in exited} == dict.fromkeys(TASKS, 42)
+    restart = trained.of("restarting")[attempt - 1]
     assert restart["from_step"] == 15, "the step after the one in which the news arrived"
     assert "preempted" in restart["reason"]
     for task in TASKS:
-        third = [e["step"] for e in trained.of("progress", task) if e["attempt"] == 3]
-        assert third[0] == 16
+        after = [e["step"] for e in trained.of("progress", task) if e["attempt"] == attempt + 1]
+        assert after[0] == 16
         resumed, undisturbed = (numbers_of(trained, task, fit) for fit in ("fit", "undisturbed"))
         assert len(undisturbed) == 25, "20 steps and 5 epochs"
         assert resumed.keys() == undisturbed.keys()
@@ -195,10 +204,16 @@ def test_both_workers_resume_from_the_chiefs_backup(
     lab: Lab, python: str, keras: str, every: str, victim: str, first: int
 ) -> None:
     faults = (f"kill {victim} at step 11", "term worker:1 at step 13 in attempt 2")
-    trained = restarted(lab, python, faults, "fit.py", keras, every)
+    trained = restarted(lab, python, faults, "fit.py", keras, every, "2")
     assert_both_resume_at(trained, first)
-    assert_told_to_stop_loses_nothing(trained)
+    assert_told_to_stop_loses_nothing(trained, attempt=2)
     assert trained.said("worker:0", r"^left (.*)") == ["[]"], "a finished fit deletes its backup"
+
+
+def test_a_fit_that_is_told_to_stop_agrees_with_its_peers_after_one_without_any(lab: Lab) -> None:
+    script = ("fit.py", "keras", "epoch", "1", "after a fit without a strategy")
+    trained = restarted(lab, "newest", ["term worker:1 at step 13"], *script)
+    assert_told_to_stop_loses_nothing(trained, attempt=1)
 
 
 def test_both_workers_resume_from_the_chiefs_checkpoint_manager(lab: Lab) -> None:

@@ -166,7 +166,7 @@ def is_of_fit(handler: Any) -> bool:
 
 
 _stops: dict[bool, _Stop] = {}
-"""Those of fits without and with peers, which one process may have in turn."""
+"""Has-peers → its watch: one process may train without peers and with them in turn."""
 _stop: _Stop | None = None
 """The one of the newest `fit`."""
 _scripts_own = False
