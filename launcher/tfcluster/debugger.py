@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tfcluster.rundir.exec_stream import ExecEnd
 
 ATTACH = """
-import importlib.util, json, os, shutil, socket, subprocess, sys, time
+import importlib.util, json, os, signal, sys, time
 
 NAMES = ("TFCLUSTER_RUN_ID", "TFCLUSTER_TASK", "TFCLUSTER_ATTEMPT")
 MARKS = {("%s=%s" % (name, os.environ.get(name))).encode() for name in NAMES}
@@ -48,47 +48,35 @@ def listens(port):
     rows = [row.split() for row in read("net", "tcp").splitlines()[1:]]
     return any(int(row[1].split(b":")[1], 16) == port and row[3] == b"0A" for row in rows)
 
+def handles(pid, number):
+    fields = dict(line.split(b":", 1) for line in read(pid, "status").splitlines())
+    return int(fields.get(b"SigCgt", b"0"), 16) >> number - 1 & 1
+
 def tell(**facts):
     print(json.dumps({"python": sys.executable, "cwd": os.getcwd(), **facts}))
     sys.exit()
 
 if not os.path.exists("/proc/self"):
-    tell(said="it needs /proc; on macOS start the task by hand: tfcluster up SPEC --except TASK")
+    tell(obstacle="no /proc")
 if port := find_port():
     tell(port=port)
-lacks = []
 if importlib.util.find_spec("debugpy") is None:
-    lacks.append("debugpy")
-if sys.version_info < (3, 14) and shutil.which("gdb") is None:
-    lacks.append("gdb")
-if lacks:
-    tell(lacks=lacks)
-with socket.socket() as free:
-    free.bind(("127.0.0.1", 0))
-    port = free.getsockname()[1]
-argv = [sys.executable, "-m", "debugpy", "--listen", "127.0.0.1:%d" % port, "--pid", sys.argv[1]]
-# gdb stops the task while it reads symbols, and needs those of libc only. TensorFlow's take half a
-# minute: the other tasks would take this one for lost.
-for libraries in (r"/libc[.-],/libdl[.-],/ld-", ""):
-    done = subprocess.run(
-        argv,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env={**os.environ, "PYDEVD_GDB_SCAN_SHARED_LIBRARIES": libraries},
-    )
-    if b"No symbol" not in done.stdout:
-        break
-if done.returncode:
-    tell(said=done.stdout.decode(errors="replace")[-4000:])
+    tell(obstacle="no debugpy")
+number = signal.SIGRTMAX - 2
+if not handles(sys.argv[1], number):
+    tell(obstacle="no hooks")
+os.kill(int(sys.argv[1]), number)
 until = time.monotonic() + 30
-while not listens(port):
+while not listens(port := find_port()):
     if time.monotonic() > until:
-        tell(said=done.stdout.decode(errors="replace")[-4000:])
+        tell(obstacle="silent")
     time.sleep(0.1)
 tell(port=port)
 """
-"""Has debugpy listen in the process whose id is its argument; prints a JSON object about it."""
+"""Has debugpy listen in the process whose id is its argument; prints a JSON object about it.
+
+It sends the signal of `tfcluster_workers.debugging`, which would end a process that lacks these.
+"""
 RELAY = """
 import os, socket, sys, threading
 
@@ -129,7 +117,7 @@ class Listening:
 def attach(execute: Execute, task: str, pid: int) -> Listening:
     """Have debugpy listen in the process `pid` of a task, unless it does already.
 
-    Raises InterpreterError if the task's Python finds no debugpy or no gdb, else SetupError.
+    Raises InterpreterError if the task's Python finds no debugpy, else SetupError.
     """
     read, write = os.pipe()
     with open(read, "rb") as answer, open(write, "wb") as told:
@@ -148,24 +136,34 @@ def attach(execute: Execute, task: str, pid: int) -> Listening:
             fix=f"`tfcluster exec {task} -- python3 -m debugpy --version` shows whether it runs",
         )
     facts = foreign_json.parse_json_object(line)
-    if lacks := facts.get("lacks"):
-        python = facts["python"]
-        fixes = {
-            "debugpy": f"tfcluster exec {task} -- {python} -m pip install debugpy",
-            "gdb": "`apt-get install gdb` on its node (Python 3.14 needs none)",
-        }
-        raise InterpreterError(
-            f"{task} cannot be debugged: its Python, {python}, finds no {' and no '.join(lacks)}",
-            fix="; ".join([*map(fixes.__getitem__, lacks), "for a container, in its image"]),
-        )
     if not (port := facts.get("port")):
-        said = str(facts.get("said", "")).strip().splitlines()
-        raise SetupError(
-            f"debugpy does not attach to {task}: {said[-1] if said else 'it does not listen'}",
-            fix="on Linux its machine, also that of a container, needs"
-            " `sysctl kernel.yama.ptrace_scope=0`; the task's log may say more",
-        )
+        raise _refusal(task, facts)
     return Listening(int(port), str(facts["cwd"]))
+
+
+def _refusal(task: str, facts: Mapping[str, Any]) -> SetupError:
+    by_hand = "start the task under a debugger by hand: tfcluster up SPEC --except TASK"
+    match facts["obstacle"]:
+        case "no debugpy":
+            python = facts["python"]
+            return InterpreterError(
+                f"{task} cannot be debugged: its Python, {python}, finds no debugpy",
+                fix=f"tfcluster exec {task} -- {python} -m pip install debugpy; for a container, in"
+                " its image",
+            )
+        case "no hooks":
+            return SetupError(
+                f"{task} cannot be debugged: its process runs without hooks (`job.hooks: off`, a"
+                " `command`)",
+                fix=by_hand,
+            )
+        case "no /proc":
+            return SetupError(f"{task} cannot be debugged: its machine has no /proc", fix=by_hand)
+    return SetupError(
+        f"debugpy does not listen in {task}: its main thread is in native code, or debugpy has"
+        " failed",
+        fix="`tfcluster stacks` shows where it is, its log an error; try again once it goes on",
+    )
 
 
 @contextlib.contextmanager

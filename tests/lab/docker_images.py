@@ -24,8 +24,8 @@ from .dockerd import Docker, LabError
 
 ROOT = Path(__file__).parents[2]
 SUITE = "bookworm"
-PACKAGES = "python3,python3-venv,ca-certificates,gdb-minimal"
-BASE = f"tfcluster-base:{SUITE}-gdb"
+PACKAGES = "python3,python3-venv,ca-certificates"
+BASE = f"tfcluster-base:{SUITE}"
 STUB = "tfcluster-stub:latest"
 """The Dockerfile's stage before TensorFlow: a user, a home, a Python."""
 DEBUGGED = "tfcluster-debugged:latest"

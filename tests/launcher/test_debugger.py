@@ -38,29 +38,34 @@ def attach(code: int = 0, **facts: object) -> debugger.Listening:
     return debugger.attach(Answer(line + "\n", code=code), "worker:1", 123)
 
 
-def test_the_missing_part_is_named_with_what_installs_it() -> None:
+def test_an_obstacle_is_named_with_what_to_do() -> None:
     assert attach(port=5678) == debugger.Listening(5678, "/work")
     install = "tfcluster exec worker:1 -- /opt/py/bin/python3 -m pip install debugpy"
     with pytest.raises(InterpreterError, match=f"finds no debugpy\n  → {install}; for a container"):
-        attach(lacks=["debugpy"])
-    with pytest.raises(SetupError, match=r"Operation not permitted\n.*ptrace_scope"):
-        attach(said="ptrace:\nOperation not permitted\n")
+        attach(obstacle="no debugpy")
+    with pytest.raises(SetupError, match=r"its machine has no /proc\n.*--except TASK"):
+        attach(obstacle="no /proc")
+    with pytest.raises(SetupError, match=r"main thread is in native code.*\n.*tfcluster stacks"):
+        attach(obstacle="silent")
     with pytest.raises(SetupError, match="ended with exit code 127"):
         debugger.attach(Answer("", code=127), "worker:1", 123)
     with pytest.raises(SetupError, match="worker:1 has ended while debugpy attached"):
         debugger.attach(Answer("", code=137, has_ended=True), "worker:1", 123)
 
 
-@pytest.mark.skipif(sys.version_info >= (3, 14), reason="it needs no gdb")
-@pytest.mark.parametrize(("options", "lacks"), [(["-S"], "debugpy and no gdb"), ([], "gdb")])
-def test_a_node_that_lacks_something_says_all_of_it(options: list[str], lacks: str) -> None:
+@pytest.mark.parametrize(
+    ("options", "said"), [(["-S"], "finds no debugpy"), ([], "its process runs without hooks")]
+)
+def test_a_process_that_the_signal_would_end_does_not_get_it(options: list[str], said: str) -> None:
     def execute(argv: Sequence[str], *, stdin: int | None, stdout: int, stderr: int) -> ExecEnd:
-        without = {"PATH": "/no/gdb"}
-        done = subprocess.run([sys.executable, *options, *argv[1:]], stdout=stdout, env=without)
+        done = subprocess.run([sys.executable, *options, *argv[1:]], stdout=stdout, env={})
         return ExecEnd(done.returncode, task_has_ended=False)
 
-    with pytest.raises(InterpreterError, match=f"finds no {lacks}\n.*apt-get install gdb"):
-        debugger.attach(execute, "worker:1", os.getpid())
+    with subprocess.Popen(["sleep", "600"]) as process:
+        with pytest.raises(SetupError, match=f"worker:1 cannot be debugged: .*{said}"):
+            debugger.attach(execute, "worker:1", process.pid)
+        assert process.poll() is None
+        process.kill()
 
 
 def test_connections_are_carried_to_the_port_and_end_with_the_block() -> None:

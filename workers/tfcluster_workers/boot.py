@@ -32,10 +32,11 @@ def main() -> None:
         wait_for_task()
     kind, target, *arguments = sys.argv[1:]
     load_own_package()
-    from tfcluster_workers import stack_dumps
+    from tfcluster_workers import debugging, stack_dumps
     from tfcluster_workers.preload import script_paths
 
     stack_dumps.begin()
+    debugging.begin()
     prepare_reporting()
     present_as_plain_python(kind, target, arguments)
     try:
@@ -67,7 +68,7 @@ def main() -> None:
 def wait_for_task() -> None:
     """Import the modules in `sys.argv`; returns in a fork of this process, with a task's argv."""
     load_own_package()
-    from tfcluster_workers import children, event_channel, stack_dumps  # noqa: F401
+    from tfcluster_workers import children, debugging, event_channel, stack_dumps  # noqa: F401
     from tfcluster_workers.hooks import import_hooks, tf_config_changes  # noqa: F401
     from tfcluster_workers.preload import script_paths  # noqa: F401
     from tfcluster_workers.saving import written_files  # noqa: F401
