@@ -23,7 +23,7 @@ from benchmarks.trainings import SCRIPT
 from tests.lab.kube import KubeCluster
 from tests.lab.kube_binaries import programs
 from tests.lab.kube_images import HOST, host_template
-from tests.lab.kubectl import until
+from tests.lab.machine import until
 
 from tfcluster.backends.kubernetes.run_pods import TASK_CONTAINER, merge
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tfcluster.rundir.exec_stream import ExecEnd
 
 ATTACH = """
-import importlib.util, json, os, signal, sys, time
+import importlib.util, json, os, platform, signal, sys, time
 
 NAMES = ("TFCLUSTER_RUN_ID", "TFCLUSTER_TASK", "TFCLUSTER_ATTEMPT")
 MARKS = {("%s=%s" % (name, os.environ.get(name))).encode() for name in NAMES}
@@ -62,6 +62,8 @@ if port := find_port():
     tell(port=port)
 if importlib.util.find_spec("debugpy") is None:
     tell(obstacle="no debugpy")
+if sys.version_info < (3, 12) and platform.machine() != "x86_64":
+    tell(obstacle="no helper")
 number = signal.SIGRTMAX - 2
 if not handles(sys.argv[1], number):
     tell(obstacle="no hooks")
@@ -154,7 +156,13 @@ def _refusal(task: str, facts: Mapping[str, Any]) -> SetupError:
         case "no hooks":
             return SetupError(
                 f"{task} cannot be debugged: its process runs without hooks (`job.hooks: off`, a"
-                " `command`)",
+                " `command`), or has only just begun",
+                fix=by_hand,
+            )
+        case "no helper":
+            return SetupError(
+                f"{task} cannot be debugged: on its processor, debugpy enters threads that run from"
+                " Python 3.12 on",
                 fix=by_hand,
             )
         case "no /proc":

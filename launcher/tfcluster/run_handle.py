@@ -355,7 +355,8 @@ class Run:
         """Have debugpy listen in a task, and join a port of this machine to it during the block.
 
         `port`: 0 chooses a free one. Raises UsageError for a task that does not run, SetupError if
-        its node or its Python lacks what debugpy needs, and what `exec` raises.
+        it lacks hooks or what debugpy needs, or if its main thread stays in native code, and what
+        `exec` raises.
         """
         from tfcluster import debugger
 

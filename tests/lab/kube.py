@@ -22,8 +22,8 @@ from .kube_folder import authority, cluster_folder, fill
 from .kube_images import host_image, pause_image
 from .kube_machines import CONTROL, PATH, KubeMachines
 from .kube_small import small_image
-from .kubectl import HANG_S, Kubectl, until
-from .machine import LabError
+from .kubectl import Kubectl
+from .machine import HANG_S, LabError, until
 
 __all__ = ["KubeCluster", "Kubectl", "LabError", "missing_tools", "until"]
 
@@ -213,6 +213,8 @@ class KubeCluster:
         self.kubectl.apply(*files.first_objects())
 
     def _explain(self, error: BaseException) -> None:
-        """Add the ends of the daemons' logs to an error."""
+        """Add the ends of the daemons' logs to an error that has none."""
+        if hasattr(error, "__notes__"):
+            return
         for log in sorted((self.folder / "log").glob("*")):
             error.add_note(f"{log.name}: {log.read_text(errors='replace')[-1500:]}")

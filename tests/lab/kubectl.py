@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .kube_binaries import programs
-from .machine import HANG_S, LabError, until
-
-__all__ = ["HANG_S", "Kubectl", "until"]
+from .machine import HANG_S, LabError
 
 
 @dataclass(frozen=True, slots=True)

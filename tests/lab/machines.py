@@ -24,7 +24,6 @@ __all__ = ["Lab", "LabError", "Machine"]
 INIT = Path(__file__).with_name("init.py")
 CHECKOUT = Path(__file__).parents[2]
 NETWORK = "10.77.0"
-"""Seconds a machine may take to come up."""
 
 
 @dataclass

@@ -43,6 +43,8 @@ def test_an_obstacle_is_named_with_what_to_do() -> None:
     install = "tfcluster exec worker:1 -- /opt/py/bin/python3 -m pip install debugpy"
     with pytest.raises(InterpreterError, match=f"finds no debugpy\n  → {install}; for a container"):
         attach(obstacle="no debugpy")
+    with pytest.raises(SetupError, match=r"from Python 3.12 on\n.*--except TASK"):
+        attach(obstacle="no helper")
     with pytest.raises(SetupError, match=r"its machine has no /proc\n.*--except TASK"):
         attach(obstacle="no /proc")
     with pytest.raises(SetupError, match=r"main thread is in native code.*\n.*tfcluster stacks"):
@@ -61,11 +63,14 @@ def test_a_process_that_the_signal_would_end_does_not_get_it(options: list[str],
         done = subprocess.run([sys.executable, *options, *argv[1:]], stdout=stdout, env={})
         return ExecEnd(done.returncode, task_has_ended=False)
 
-    with subprocess.Popen(["sleep", "600"]) as process:
+    process = subprocess.Popen(["sleep", "600"])
+    try:
         with pytest.raises(SetupError, match=f"worker:1 cannot be debugged: .*{said}"):
             debugger.attach(execute, "worker:1", process.pid)
         assert process.poll() is None
+    finally:
         process.kill()
+        process.wait()
 
 
 def test_connections_are_carried_to_the_port_and_end_with_the_block() -> None:

@@ -7,6 +7,8 @@ AMX they call a function in it but cannot give it back its registers.
 
 from __future__ import annotations
 
+import _thread
+import contextlib
 import signal
 import socket
 
@@ -18,6 +20,10 @@ SIGNAL = signal.SIGRTMAX - 2 if hasattr(signal, "SIGRTMAX") else None
 """The signal that `launcher/tfcluster/debugger.py` sends, if it finds that a task handles it."""
 
 
+_lock = _thread.allocate_lock()
+_listens = False
+
+
 def begin() -> None:
     """Handle the signal from now on; call it in the main thread."""
     if SIGNAL is not None:
@@ -25,16 +31,23 @@ def begin() -> None:
 
 
 def _hear(*_: Any) -> None:
-    import threading
+    import threading  # noqa: F401 - here it takes the right thread for the main one
 
-    # Not here: the main thread may be in the middle of an import, or hold a lock.
-    threading.Thread(target=_listen, name="tfcluster-debugpy", daemon=True).start()
+    # Elsewhere, as this one may be in the middle of an import, or hold a lock, which
+    # `Thread.start` may need.
+    with contextlib.suppress(RuntimeError):  # no thread can be started
+        _thread.start_new_thread(_listen, ())
 
 
 def _listen() -> None:
-    import debugpy  # type: ignore[import-not-found, unused-ignore]
+    global _listens
+    with _lock:
+        if _listens:
+            return
+        import debugpy  # type: ignore[import-not-found, unused-ignore]
 
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = free.getsockname()
-    debugpy.listen(address)
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            address = free.getsockname()
+        debugpy.listen(address)
+        _listens = True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 
 import click
@@ -10,7 +9,6 @@ import click
 from tfcluster.cli.completion import live_runs, task_names
 from tfcluster.cli.exec import split_words
 from tfcluster.cli.scheduler_runs import SchedulerChoice
-from tfcluster.coordinator.launch import signals_held_back
 from tfcluster.errors import UsageError
 from tfcluster.ui.terminal import Terminal
 
@@ -26,8 +24,8 @@ def debug(run: str | None, task: str | None, port: int) -> None:
     """Attach debugpy to TASK of RUN (default: the only live one), until Ctrl-C.
 
     Prints the launch.json for VS Code, whose debugger then reaches the task through a port of this
-    machine. The task's Python needs debugpy. While the task waits at a breakpoint, all others wait
-    for it.
+    machine. The task needs its hooks and, in its Python, debugpy. While it waits at a breakpoint,
+    all others wait for it.
     """
     run, task, more = split_words([run, task], example="tfcluster debug RUN worker:0")
     if more:
@@ -36,10 +34,7 @@ def debug(run: str | None, task: str | None, port: int) -> None:
     live = SchedulerChoice().find_run(run, live_only=True)
     terminal.say(f"attaching debugpy to {task} …")
     try:
-        with contextlib.ExitStack() as stack:
-            # A debugger that is killed while it enters the task takes the task along.
-            with signals_held_back():
-                debugger = stack.enter_context(live.debug(task, port=port))
+        with live.debug(task, port=port) as debugger:
             terminal.out(debugger.launch_json)
             where = f"127.0.0.1:{debugger.port}"
             terminal.say_wrapped(f"{task} can be debugged at {where} until Ctrl-C; the run goes on")

@@ -80,10 +80,13 @@ told_to_stop = is_told_attempt and os.environ["TFCLUSTER_TASK"] == "worker:1"
 freq = sys.argv[2] if sys.argv[2] == "epoch" else int(sys.argv[2])
 backup = keras.callbacks.BackupAndRestore(os.path.join(folder, "backup"), save_freq=freq)
 fit = {"epochs": 5, "steps_per_epoch": 4, "verbose": 0}
-if "after a fit without a strategy" in sys.argv and is_told_attempt:
+if "after others" in sys.argv and is_told_attempt:
     alone = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(4)])
     alone.compile("sgd", "mse")
-    alone.fit(x, x, verbose=0, callbacks=[keras.callbacks.BackupAndRestore("alone")])
+    backup_of = lambda name: keras.callbacks.BackupAndRestore(os.path.join(folder, name))
+    alone.fit(x, x, verbose=0, callbacks=[backup_of("alone")])
+    build().fit(data, steps_per_epoch=4, verbose=0, callbacks=[backup_of("together")])
+    alone.fit(x, x, verbose=0, callbacks=[backup_of("alone")])
 model.fit(data, **fit, callbacks=[backup, First(), Losses("fit"), AfterSigterm()])
 print("left", [name for _, _, names in os.walk(folder) for name in names], flush=True)
 build().fit(data, **fit, callbacks=[Losses("undisturbed")])
@@ -210,8 +213,8 @@ def test_both_workers_resume_from_the_chiefs_backup(
     assert trained.said("worker:0", r"^left (.*)") == ["[]"], "a finished fit deletes its backup"
 
 
-def test_a_fit_that_is_told_to_stop_agrees_with_its_peers_after_one_without_any(lab: Lab) -> None:
-    script = ("fit.py", "keras", "epoch", "1", "after a fit without a strategy")
+def test_a_fit_agrees_with_its_peers_after_others_with_and_without_peers(lab: Lab) -> None:
+    script = ("fit.py", "keras", "epoch", "1", "after others")
     trained = restarted(lab, "newest", ["term worker:1 at step 13"], *script)
     assert_told_to_stop_loses_nothing(trained, attempt=1)
 

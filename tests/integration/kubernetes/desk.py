@@ -17,7 +17,8 @@ from tests.lab.dockerd import CGROUPS
 from tests.lab.kube_files import kubeconfig
 from tests.lab.kube_images import HOST, host_template
 from tests.lab.kube_small import SMALL
-from tests.lab.kubectl import Kubectl, until
+from tests.lab.kubectl import Kubectl
+from tests.lab.machine import until
 
 OURS = "app.kubernetes.io/managed-by=tfcluster"
 KINDS = "pods,jobs,statefulsets,services,secrets,networkpolicies"

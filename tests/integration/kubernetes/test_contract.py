@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from tests.backend_contract import NAMES, UNREACHED, results
 from tests.lab.kube_images import HOST, host_template
-from tests.lab.kubectl import Kubectl, until
+from tests.lab.kubectl import Kubectl
+from tests.lab.machine import until
 
 from tfcluster.backends import jobs
 from tfcluster.backends.kubernetes.submitted import kube_jobs

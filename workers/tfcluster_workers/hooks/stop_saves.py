@@ -91,9 +91,15 @@ class _Stop:
             reporting.saves_on_sigterm(is_over=True)
         if self._has_peers:
             return False
-        self._release()
+        with_peers = _stops.get(True)
+        if signal.getsignal(signal.SIGTERM) == self._hear:
+            after = signal.SIG_DFL if with_peers is None else with_peers._hear
+            signal.signal(signal.SIGTERM, after)
         if self._told.is_set() and not self._is_leaving:
-            reporting.note("SIGTERM came too late for fit to save: the script goes on")
+            if with_peers is None:
+                reporting.note("SIGTERM came too late for fit to save: the script goes on")
+            else:
+                with_peers._told.set()
         return self._told.is_set()
 
     def step_done(self) -> None:
@@ -223,7 +229,8 @@ def _is_possible(model: Any) -> bool:
     """Return whether SIGTERM can be handled here, and a backup of it resumes within an epoch."""
     if threading.current_thread() is not threading.main_thread():
         return False
-    if signal.getsignal(signal.SIGTERM) not in (signal.SIG_DFL, getattr(_stop, "_hear", None)):
+    own = [signal.SIG_DFL, *(stop._hear for stop in _stops.values())]
+    if signal.getsignal(signal.SIGTERM) not in own:
         return False  # the script's own handler
     return fit_position.can_resume_within_epoch(model)
 
