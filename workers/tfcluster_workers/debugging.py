@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 SIGNAL = signal.SIGRTMAX - 2 if hasattr(signal, "SIGRTMAX") else None
 """The signal that `launcher/tfcluster/debugger.py` sends, if it finds that a task handles it."""
-
-
 _lock = _thread.allocate_lock()
 _listens = False
 
@@ -33,8 +31,8 @@ def begin() -> None:
 def _hear(*_: Any) -> None:
     import threading  # noqa: F401 - here it takes the right thread for the main one
 
-    # Elsewhere, as this one may be in the middle of an import, or hold a lock, which
-    # `Thread.start` may need.
+    # Not in this thread: it may be in the middle of an import, or hold a lock, which `Thread.start`
+    # may need, too.
     with contextlib.suppress(RuntimeError):  # no thread can be started
         _thread.start_new_thread(_listen, ())
 

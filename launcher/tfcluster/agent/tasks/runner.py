@@ -234,6 +234,8 @@ class TaskRunner:
         request["until"] = time.monotonic() + order.within_s
         try:
             source.send(json.dumps(request).encode(), socket.MSG_DONTWAIT)
+        except ConnectionError:
+            return  # it is ending
         except OSError as error:
             why = f"it cannot be asked: {describe_error(error)}"
             event = {"type": "profiled", "id": order.id, "problem": why}
