@@ -161,8 +161,8 @@ def _refusal(task: str, facts: Mapping[str, Any]) -> SetupError:
             )
         case "no helper":
             return SetupError(
-                f"{task} cannot be debugged: on its processor, debugpy enters threads that run from"
-                " Python 3.12 on",
+                f"{task} cannot be debugged: before Python 3.12, debugpy cannot enter running"
+                " threads on its processor",
                 fix=by_hand,
             )
         case "no /proc":

@@ -11,8 +11,8 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -63,11 +63,8 @@ class KubeCluster:
             self.folder = self._ends.enter_context(cluster_folder())
             self.machines = KubeMachines(self.folder, self.names, self.cpus)
             self._ends.callback(self.machines.lab.close)
-            try:
+            with self._explained():
                 self._start()
-            except BaseException as error:
-                self._explain(error)
-                raise
             self._ends = self._ends.pop_all()
         return self
 
@@ -121,16 +118,8 @@ class KubeCluster:
 
     def start_api_server(self) -> None:
         """Start the API server and wait until it answers."""
-        self.machines.serve(CONTROL, "kube-apiserver", files.api_server(self.folder, self.grace_s))
-        self.door.open()
-        try:
-            until(
-                lambda: self.kubectl.run("get", "--raw", "/readyz").returncode == 0,
-                "the API server",
-            )
-        except LabError as error:
-            self._explain(error)
-            raise
+        with self._explained():
+            self._start_api_server()
 
     def kill_kubelet(self, name: str) -> None:
         """Kill a node's kubelet; its containers go on."""
@@ -190,7 +179,7 @@ class KubeCluster:
         self.door.open()
         server, admin = f"https://127.0.0.1:{self.door.port}", files.token("admin")
         self.config.write_text(files.kubeconfig(server, admin, authority(self.folder)))
-        self.start_api_server()
+        self._start_api_server()
         self._start_control_plane()
         for name in self.names:
             self.machines.add_node(name, images)
@@ -212,9 +201,18 @@ class KubeCluster:
         self.machines.serve(CONTROL, "dns", [*names, files.token("dns")])
         self.kubectl.apply(*files.first_objects())
 
-    def _explain(self, error: BaseException) -> None:
-        """Add the ends of the daemons' logs to an error that has none."""
-        if hasattr(error, "__notes__"):
-            return
-        for log in sorted((self.folder / "log").glob("*")):
-            error.add_note(f"{log.name}: {log.read_text(errors='replace')[-1500:]}")
+    def _start_api_server(self) -> None:
+        self.machines.serve(CONTROL, "kube-apiserver", files.api_server(self.folder, self.grace_s))
+        self.door.open()
+        ready = ("get", "--raw", "/readyz")
+        until(lambda: self.kubectl.run(*ready).returncode == 0, "the API server")
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Add the ends of the daemons' logs to an error of the block."""
+        try:
+            yield
+        except BaseException as error:
+            for log in sorted((self.folder / "log").glob("*")):
+                error.add_note(f"{log.name}: {log.read_text(errors='replace')[-1500:]}")
+            raise

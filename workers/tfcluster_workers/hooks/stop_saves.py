@@ -82,7 +82,8 @@ class _Stop:
         """Note that a `fit` has ended; return whether the next one needs another agreement.
 
         With peers, SIGTERM is kept for the next `fit`: TensorFlow ignores SIGTERM there. Without,
-        one that came in the last validation must not stop a `fit` that begins much later.
+        one that came in the last validation must not stop a `fit` that begins much later, unless
+        others of this process have peers.
         """
         if not self._is_own_fit():
             return False
@@ -92,9 +93,7 @@ class _Stop:
         if self._has_peers:
             return False
         with_peers = _stops.get(True)
-        if signal.getsignal(signal.SIGTERM) == self._hear:
-            after = signal.SIG_DFL if with_peers is None else with_peers._hear
-            signal.signal(signal.SIGTERM, after)
+        self._release(signal.SIG_DFL if with_peers is None else with_peers._hear)
         if self._told.is_set() and not self._is_leaving:
             if with_peers is None:
                 reporting.note("SIGTERM came too late for fit to save: the script goes on")
@@ -113,9 +112,9 @@ class _Stop:
     def _hear(self, *_: Any) -> None:
         self._told.set()
 
-    def _release(self) -> None:
+    def _release(self, to: Any = signal.SIG_DFL) -> None:
         if signal.getsignal(signal.SIGTERM) == self._hear:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.signal(signal.SIGTERM, to)
 
     def _is_told(self) -> bool:
         """Return whether SIGTERM has come, and all peers can save: the handler waits for them."""

@@ -153,3 +153,12 @@ def test_orphans_outside_the_group_end_with_the_agent(rig: Rig) -> None:
     assert is_alive(orphan)
     rig.shut_down()
     assert not is_alive(orphan)
+
+
+def test_a_task_that_is_ending_is_not_told_to_have_refused_a_trace(rig: Rig) -> None:
+    closes = 'os.close(int(os.environ["TFCLUSTER_EVENTS_FD"]))'
+    rig.start_python(f"import os, time; {closes}; print('ready', flush=True); time.sleep(600)")
+    wait_until(lambda: b"ready" in rig.log().read_bytes())
+    rig.peer.send("trace_steps", task="worker:0", id="one", file="/no/such", within_s=9.0, steps=1)
+    rig.peer.send("stop", tasks=["worker:0"], grace_s=0)
+    assert rig.peer.take("task_event", "task_exited")["type"] == "task_exited"
