@@ -149,7 +149,10 @@ def test_a_quota_that_others_use_up_makes_a_run_wait(desk: Desk) -> None:
     container = {"name": "a", "image": desk.small, "command": ["sleep", "600"]}
     other: dict[str, Any] = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "other"}}
     quota["spec"]["hard"]["pods"] = "3"
-    desk.kubectl.apply(quota, {**other, "spec": {"containers": [container]}})
+    desk.kubectl.apply(quota)
+    await_quota(desk, hard="3", used="0")
+    desk.kubectl.apply({**other, "spec": {"containers": [container]}})
+    await_quota(desk, hard="3", used="1")
     run = up(desk)
     wait_for(lambda: "exceeded quota" in said(run) or run.is_over(), timeout=HANG_S)
     assert not run.is_over(), run.said()
@@ -158,6 +161,15 @@ def test_a_quota_that_others_use_up_makes_a_run_wait(desk: Desk) -> None:
     release(desk)
     ended(run, 0)
     assert desk.left() == []
+
+
+def await_quota(desk: Desk, *, hard: str, used: str) -> None:
+    """Wait until the cluster has counted.
+
+    What is made while it counts again, after a change of the quota, can stay uncounted.
+    """
+    status = {"hard": {"pods": hard}, "used": {"pods": used}}
+    wait_for(lambda: desk.kubectl.json("get", "quota", "few")["status"] == status, timeout=HANG_S)
 
 
 def test_a_coordinator_that_can_never_start_ends_the_run_and_leaves_nothing(desk: Desk) -> None:
