@@ -249,13 +249,14 @@ def test_a_pod_that_is_deleted_while_it_prepares_starts_the_run_anew(desk: Desk)
         return all(f"preparing on worker-{number}" in said(run) for number in (0, 1))
 
     wait_for(lambda: prepares() or run.is_over(), timeout=HANG_S, what=run.said())
-    first = uids(desk)
+    first = {*uids(desk)}
     desk.kubectl("delete", "pod", task_pods(desk)[0], "--wait=false")
-    wait_for(
-        lambda: (len(uids(desk)) == 2 and not {*first} & {*uids(desk)}) or run.is_over(),
-        timeout=HANG_S,
-        what=run.said(),
-    )
+
+    def are_new() -> bool:
+        now = uids(desk)
+        return len(now) == 2 and first.isdisjoint(now)
+
+    wait_for(lambda: are_new() or run.is_over(), timeout=HANG_S, what=run.said())
     release(desk, "/tmp/go")
     assert await_attempt(run, 1).startswith("attempt 1 from 0")
     (again,) = submitted.of_type(run, "restarting")
