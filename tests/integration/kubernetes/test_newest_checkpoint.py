@@ -40,7 +40,7 @@ def test_a_coordinator_that_starts_again_asks_the_chiefs_pod_for_newer_steps(
 ) -> None:
     if volume:
         desk.claim("runs")
-    run = up(desk, "nobody", "never", **({"run_volume": "runs"} if volume else {}))
+    run = up(desk, "outside", "training", **({"run_volume": "runs"} if volume else {}))
     wait_for(lambda: "saved 3" in run.log("worker:0", 1), timeout=HANG_S, what=run.said())
     if volume:
         pod = coordinator(desk)
