@@ -43,8 +43,9 @@ class Desk:
         self.kubectl = Kubectl(self.config)
         shell.env["KUBECONFIG"], shell.patience_s = str(self.config), HANG_S
         Kubectl(admin)("create", "namespace", namespace)
-        account = ("get", "serviceaccount", "default")
-        until(lambda: self.kubectl.run(*account).returncode == 0, "the service account")
+        # A pod is refused until its service account has a token, as the API server's cache knows.
+        pod = ("run", "none", "--image=none", "--dry-run=server")
+        until(lambda: self.kubectl.run(*pod).returncode == 0, "the service account's token")
 
     def runtime(self, **section: Any) -> dict[str, Any]:
         """Return a `runtime` of a spec whose pods have this machine's Python and TensorFlow.
@@ -74,7 +75,12 @@ class Desk:
         reference = {"apiGroup": group, "kind": kind, "name": role}
         objects.append({**binding, "roleRef": reference, "subjects": [subject]})
         self.kubectl.apply(*objects)
-        return self._write(name, until(lambda: self._token(name), f"a token of {name}"))
+        config = self._write(name, until(lambda: self._token(name), f"a token of {name}"))
+        first = ("get", "pods") if rules is None else _first_right(rules)
+        if first:  # the API server's caches learn of a new role later than its user
+            may = ("auth", "can-i", *first)
+            until(lambda: Kubectl(config).run(*may).returncode == 0, f"the rights of {name}")
+        return config
 
     def claim(self, name: str) -> Path:
         """Make a claim that pods on all nodes can write to; return its folder."""
@@ -169,6 +175,14 @@ def objects_in(kubectl: Kubectl, *where: str) -> list[str]:
 
 def _object(version: str, kind: str, name: str) -> dict[str, Any]:
     return {"apiVersion": version, "kind": kind, "metadata": {"name": name}}
+
+
+def _first_right(rules: Sequence[Mapping[str, Any]]) -> Sequence[str]:
+    """Return a verb and a resource that a role with these rules allows; nothing without rules."""
+    for rule in rules:
+        group, resource = rule["apiGroups"][0], rule["resources"][0]
+        return rule["verbs"][0], f"{resource}.{group}" if group else resource
+    return ()
 
 
 def _cluster_of(config: Path) -> tuple[str, Path]:

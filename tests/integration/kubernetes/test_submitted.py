@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from functools import partial
 from typing import Any
 
 import pytest
@@ -132,10 +133,16 @@ def test_a_coordinator_has_no_rights_in_another_namespace(desk: Desk) -> None:
     objects = [*run_objects.account_objects()]
     desk.kubectl.apply(*objects)
     account = f"--as=system:serviceaccount:{desk.namespace}:tfcluster"
-    for where, may in ((desk.namespace, "yes"), ("default", "no")):
-        for verb, what in (("delete", "pods"), ("patch", "jobs.batch"), ("list", "events")):
-            asked = desk.kubectl.run("auth", "can-i", verb, what, "-n", where, account)
-            assert asked.stdout.strip() == may, (verb, what, where)
+
+    def is_answer(answer: str, verb: str, what: str, where: str) -> bool:
+        asked = desk.kubectl.run("auth", "can-i", verb, what, "-n", where, account)
+        return asked.stdout.strip() == answer
+
+    for verb, what in (("delete", "pods"), ("patch", "jobs.batch"), ("list", "events")):
+        # The API server's caches learn of a role a moment after it is made.
+        allowed = partial(is_answer, "yes", verb, what, desk.namespace)
+        wait_for(allowed, timeout=HANG_S, what=f"the right to {verb} {what}")
+        assert is_answer("no", verb, what, "default"), (verb, what)
 
 
 def test_a_quota_that_others_use_up_makes_a_run_wait(desk: Desk) -> None:
