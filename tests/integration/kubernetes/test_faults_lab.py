@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import socket
 
 import pytest
 from tests.lab.kube import KubeCluster, until
 
-from .desk import Desk
+from .desk import Desk, command_line
 
 pytestmark = [pytest.mark.slow]
 
@@ -37,7 +36,8 @@ def phase(desk: Desk, name: str) -> str:
 
 
 def live(pids: list[int]) -> bool:
-    return all(os.path.exists(f"/proc/{pid}") for pid in pids)
+    """Return whether these are still the processes of a pod: others may have got their ids."""
+    return all(command_line(pid) == b"sleep\0" + b"600\0" for pid in pids)
 
 
 def is_gone(desk: Desk, name: str) -> bool:
