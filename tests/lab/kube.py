@@ -175,7 +175,7 @@ class KubeCluster:
         self.machines.start()
         self.machines.serve(CONTROL, "etcd", files.etcd(self.folder))
         self.door = Door(self.machines.lab.switch, (files.API, 6443))
-        self._ends.callback(self.door.close)
+        self._ends.callback(self.door.remove)
         self.door.open()
         server, admin = f"https://127.0.0.1:{self.door.port}", files.token("admin")
         self.config.write_text(files.kubeconfig(server, admin, authority(self.folder)))

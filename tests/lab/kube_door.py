@@ -20,7 +20,11 @@ class Door:
 
     def __init__(self, pid: int, target: tuple[str, int]) -> None:
         self._pid, self._target = pid, target
-        self.port = 0
+        # Bound for good, it keeps others from the port while the door is closed.
+        self._port = socket.socket()
+        self._port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._port.bind(("127.0.0.1", 0))
+        self.port: int = self._port.getsockname()[1]
         self._listener: socket.socket | None = None
         self._thread: threading.Thread | None = None
         self._silent = contextlib.ExitStack()
@@ -29,7 +33,6 @@ class Door:
         """Listen, on the same port as before."""
         self.close()
         self._listener = socket.create_server(("127.0.0.1", self.port), backlog=128)
-        self.port = self._listener.getsockname()[1]
         self._thread = threading.Thread(target=self._serve, args=(self._listener,), daemon=True)
         self._thread.start()
 
@@ -43,6 +46,11 @@ class Door:
         self._thread.join()
         self._listener.close()
         self._listener = self._thread = None
+
+    def remove(self) -> None:
+        """Close it and give its port back."""
+        self.close()
+        self._port.close()
 
     def fall_silent(self) -> None:
         """Neither accept nor refuse new connections, as if their packets were lost."""
