@@ -94,11 +94,15 @@ class KubeCluster:
         return self.machines.run(argv, at=at, timeout=timeout)
 
     def ready(self) -> dict[str, bool]:
-        """Return node → whether it is ready, as the API server says."""
+        """Return node → whether it is ready and takes pods, as the API server says.
+
+        A controller takes the taints from a node some time after that is ready again.
+        """
         found = {}
         for node in self.kubectl.json("get", "nodes")["items"]:
-            conditions = {c["type"]: c["status"] for c in node["status"]["conditions"]}
-            found[node["metadata"]["name"]] = conditions.get("Ready") == "True"
+            conditions = {c["type"]: c["status"] for c in node["status"].get("conditions", ())}
+            is_ready = conditions.get("Ready") == "True" and not node["spec"].get("taints")
+            found[node["metadata"]["name"]] = is_ready
         return found
 
     def wait_for_ready(self, *names: str, ready: bool = True) -> None:
