@@ -196,6 +196,8 @@ _EXIT_CODES: Mapping[int, Words] = {
 _REFUSALS: Final = (
     ("exceeded quota", Words(fix="wait, or ask for less in runtime.kubernetes.resources")),
     ("failed calling webhook", Words(patience_s=300.0)),
+    # What is used of a new quota is counted a moment later.
+    ("status unknown for quota", Words(patience_s=60.0)),
     # A new namespace gets its account a moment later.
     ("service ?account", Words(fix="`kubectl get sa` lists the accounts", patience_s=30.0)),
 )

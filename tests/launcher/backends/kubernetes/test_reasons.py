@@ -446,6 +446,7 @@ def _natures(reason: Reason | None, *lasted: float) -> list[LossNature | None]:
             "refuses the pod",
             LossNature.PERMANENT,
         ),
+        ("status unknown for quota: q, resources: pods", "refuses the pod", None),
         ("failed quota: q: must specify limits.cpu", "refuses the pod", LossNature.PERMANENT),
         ("maximum memory usage per Container is 1Gi, but limit is 2Gi", "refuses the pod",
          LossNature.PERMANENT),
