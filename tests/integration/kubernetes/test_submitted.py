@@ -51,7 +51,13 @@ def test_a_run_that_was_left_is_known_elsewhere_attached_and_fetched(desk: Desk)
     assert f"{left.id}" in shown.out.decode(), shown.err
     assert b"running" in shown.out
     watched = other.start("attach", left.id, *at)
-    assert desk.shell.run("status", left.id).code == 0  # it copies what has been written
+
+    def is_copied() -> bool:
+        """Have a command copy what has been written; it does not wait long for the cluster."""
+        assert desk.shell.run("status", left.id).code == 0
+        return all(left.log(task).count("\n") for task in ("worker:0", "worker:1"))
+
+    wait_for(is_copied, timeout=HANG_S, what="a copy of the logs")
     assert await_attempt(left, 1) == "attempt 1 from 0 ********"
     asked = desk.shell.run("stacks", left.id, "worker:1")
     assert b"worker:1 does not answer: it runs without hooks" in asked.out, asked.err
