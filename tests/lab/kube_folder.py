@@ -21,13 +21,15 @@ from .kube_binaries import programs
 from .machine import command
 
 FOLDERS, PREFIX = Path("/var/tmp"), "kube-"
+FOLDERS_LOCK = "kubernetes-folders"
+"""Who holds this lock (`exclusive`) makes folders, and removes those of killed processes."""
 _PARTS = ("log", "pki", "conf", "etcd", "images", "bin")
 
 
 @contextmanager
 def cluster_folder() -> Iterator[Path]:
     """Yield a new folder, and remove those of clusters whose test process was killed."""
-    with exclusive("kubernetes-folders"):
+    with exclusive(FOLDERS_LOCK):
         _remove_leftovers()
         folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=FOLDERS))
         lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT)

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.lab.docker_images import exclusive
 from tests.lab.kube import Kubectl, until
-from tests.lab.kube_folder import cluster_folder
+from tests.lab.kube_folder import FOLDERS_LOCK, cluster_folder
 from tests.lab.kube_images import HOST, host_template
 from tests.lab.traces import links, traces
 
@@ -22,7 +23,7 @@ from tfcluster.backends.kubernetes.run_pods import coordinator_template, statefu
 from tfcluster.discovery import planning
 
 from .conftest import need_tools
-from .desk import Desk
+from .desk import HANG_S, Desk
 
 pytestmark = [pytest.mark.slow]
 MEET = """
@@ -126,14 +127,15 @@ def test_a_cluster_leaves_nothing_behind(killed: str) -> None:
             assert {path.split("/")[1] for path in traces(word)} >= {"proc", "sys", "var"}
             assert links() == before
             if killed == "the cluster's process":
-                os.kill(about["pid"], signal.SIGKILL)
+                with exclusive(FOLDERS_LOCK):  # other tests may start the next cluster
+                    os.kill(about["pid"], signal.SIGKILL)
+                    until(lambda: not [p for p in traces(word) if "/proc" in p], "no process")
+                    assert [*traces(word)], "files of a killed process stay until the next cluster"
         finally:
             owner.kill()  # not reaped yet
             with cluster:
-                cluster.wait(60)
+                cluster.wait(HANG_S)
     if killed == "the cluster's process":
-        until(lambda: not [path for path in traces(word) if "/proc" in path], "no process")
-        assert [*traces(word)], "files of a killed process stay until the next cluster"
         with cluster_folder():
             pass
     until(lambda: not [*traces(word)], "nothing with its name")
