@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
+import random
+import signal
 import socket
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -95,9 +99,14 @@ class Live(RunFolder):
         except subprocess.TimeoutExpired as late:
             raise AssertionError(f"{late}: {self.said()}") from None
 
-    def end_timed(self, timeout: float = 120) -> tuple[int, float]:
-        """Wait until the command has ended; return its exit code and the seconds from now."""
+    def end_timed(self, *signals: signal.Signals, timeout: float = 120) -> tuple[int, float]:
+        """Send these signals and wait until the command has ended.
+
+        Return its exit code and the seconds from before the first signal.
+        """
         since = time.monotonic()
+        for number in signals:
+            self.process.send_signal(number)
         return self.process.wait(timeout), time.monotonic() - since
 
 
@@ -150,15 +159,25 @@ def is_free(port: int) -> bool:
     return True
 
 
+def _own_ports() -> Iterator[int]:
+    """Yield ports that only this process of the tests gives to its tests, again and again.
+
+    They are below the range from which the kernel gives ports to whoever asks for any port.
+    """
+    number, count = int(os.environ.get("PYTEST_XDIST_WORKER", "gw11").removeprefix("gw")), 1000
+    first, start = 20_000 + number % 12 * count, random.randrange(count)
+    return itertools.cycle(first + (start + place) % count for place in range(count))
+
+
+_ports = _own_ports()
+
+
 def free_ports(count: int) -> list[int]:
-    """Return ports that no process has now."""
-    probes = [socket.socket() for _ in range(count)]
-    for probe in probes:
-        probe.bind(("0.0.0.0", 0))
-    ports = [int(probe.getsockname()[1]) for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
+    """Return ports in a row that no process has, and that none takes until the test does."""
+    while True:
+        ports = [next(_ports) for _ in range(count)]
+        if ports[-1] - ports[0] == count - 1 and all(map(is_free, ports)):
+            return ports
 
 
 def the_status(shell: CommandLine, run: str) -> dict[str, Any]:

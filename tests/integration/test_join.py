@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import signal
-import socket
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -99,11 +98,6 @@ def test_two_joins_form_one_cluster_and_the_chiefs_gathers_the_checkpoint(
     assert not gathered(second)
 
 
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) != 0
-
-
 SAYS_WHOM_IT_MET = f"{GREET}print('met', me, 'of', len(addresses), *addresses, flush=True)\n"
 
 
@@ -112,7 +106,7 @@ def test_processes_of_another_launcher_find_each_other(shell: CommandLine, launc
     """The spec has no cluster. Open MPI's variables are recorded, Flux's command is a stand-in."""
     shell.script("meet.py", SAYS_WHOM_IT_MET)
     shell.script("flux", "#!/bin/sh\necho localhost\n").chmod(0o755)
-    port = next(p for p in iter(lambda: free_ports(1)[0], None) if _is_free(p + 1))
+    port, _ = free_ports(2)
     spec = shell.spec("s.json", {"script": "meet.py", "hooks": "off"})
     value = json.loads(spec.read_text()) | {"runtime": {"ports": f"{port}-{port + 1}"}}
     del value["cluster"]

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from .commandline import CommandLine, wait_for
-from .live import FAMILY, Family, InBackground, is_alive, the_status
+from .live import FAMILY, Family, InBackground, free_ports, is_alive, the_status
 
 ESCAPES = """
 import os, subprocess, sys
@@ -133,17 +133,19 @@ def test_down_never_touches_foreign_processes(shell: CommandLine, run: InBackgro
     other.down()
 
 
-def test_down_frees_the_ports_for_the_next_run(shell: CommandLine, run: InBackground) -> None:
-    family = Family(run)
+def test_down_frees_the_ports_for_the_next_run(shell: CommandLine) -> None:
+    shell.script("family.py", FAMILY)
+    spec = shell.spec("s.json", {"script": "family.py"})
+    workers = [f"127.0.0.1:{port}" for port in free_ports(2)]
+    spec.write_text(json.dumps(json.loads(spec.read_text()) | {"cluster": {"worker": workers}}))
+    run = InBackground(shell, "up", spec.name)
+    Family(run)
     locks = Path(shell.root, "run", "tfcluster", "ports")
     lose(run, stopped=True)
     assert len(list(locks.iterdir())) == 2
     shell.run("down", run.id)
     assert not list(locks.iterdir())
-    value = json.loads(shell.spec("s.json", {"script": "family.py"}).read_text())
-    value["cluster"] = {"worker": [f"127.0.0.1:{port}" for port in family.ports]}
-    (shell.cwd / "s.json").write_text(json.dumps(value))
-    again = InBackground(shell, "up", "s.json", name="again")
+    again = InBackground(shell, "up", spec.name, name="again")
     again.down()
 
 

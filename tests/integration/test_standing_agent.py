@@ -19,9 +19,7 @@ def test_ctrl_c_ends_a_run_with_a_hung_agent_within_seconds(shell: CommandLine, 
     agent, _ = run.agents()
     os.kill(agent, signal.SIGSTOP)
 
-    for _ in range(times):
-        run.process.send_signal(signal.SIGINT)
-    code, took = run.end_timed()
+    code, took = run.end_timed(*[signal.SIGINT] * times)
 
     assert code == 130, run.said()
     assert took < 30, f"{took:.1f} s: the lease is longer"

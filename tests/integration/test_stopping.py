@@ -78,8 +78,7 @@ def test_a_signal_ends_the_run_as_interrupted_with_the_exit_code_of_a_shell(
 def test_a_task_that_swallows_sigterm_is_killed_two_seconds_later(shell: CommandLine) -> None:
     run = up(shell, DEAF)
 
-    run.process.send_signal(signal.SIGINT)
-    code, took = run.end_timed()
+    code, took = run.end_timed(signal.SIGINT)
 
     assert code == 130
     assert took >= 2.0
@@ -91,8 +90,7 @@ def test_a_task_that_saves_on_sigterm_may_finish_saving(shell: CommandLine) -> N
     run = up(shell, SAVES)
     wait_for(lambda: [event["type"] for event in run.events()].count("task_ready") == 2)
 
-    run.process.send_signal(signal.SIGINT)
-    code, took = run.end_timed()
+    code, took = run.end_timed(signal.SIGINT)
 
     assert code == 130, run.said()
     assert took >= 4.0

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.integration.live import free_ports
 from tests.launcher.agent.conftest import NewRig, Rig, kill, wait_until
 
 from tfcluster.agent.net.ports import remove_left
@@ -32,13 +33,6 @@ def hold(rig: Rig, *ports: int) -> dict[str, object]:
     ]
     rig.peer.send("hold_ports", ports=wanted)
     return rig.peer.take("ports_held", "port_taken")
-
-
-def free_port() -> int:
-    with socket.socket() as trial:
-        trial.bind(("0.0.0.0", 0))
-        port: int = trial.getsockname()[1]
-        return port
 
 
 def can_bind(port: int, host: str = "0.0.0.0", *, reuse_port: bool = False) -> bool:
@@ -68,7 +62,7 @@ def test_ports_are_chosen_from_the_range_of_the_spec(rig: Rig) -> None:
         rig.peer.send("hold_ports", ports=wanted, among=[first, last])
         return rig.peer.take("ports_held", "port_taken")
 
-    first = next(port for port in iter(free_port, 0) if can_bind(port + 1) and port < 65000)
+    first, _ = free_ports(2)
     ports = held(2, first + 1)["ports"]
     assert isinstance(ports, dict)
     assert set(ports.values()) == {first, first + 1}
@@ -92,10 +86,9 @@ def test_a_task_that_listens_on_its_port_can_keep_it(rig: Rig) -> None:
 def test_a_port_that_another_run_holds_is_reported_with_its_holder(
     new_rig: NewRig, rig: Rig
 ) -> None:
-    port = free_port()
+    port, other = free_ports(2)
     assert hold(rig, port) == {"type": "ports_held", "ports": {"worker:0": port}, "n": 1}
     second = new_rig(ports_dir=rig.config.ports_dir)
-    other = free_port()
     taken = hold(second, other, port)
     assert taken["type"] == "port_taken"
     assert (taken["task"], taken["port"]) == ("worker:1", port)
@@ -109,7 +102,7 @@ def test_a_port_that_another_run_holds_is_reported_with_its_holder(
 def test_a_process_that_listens_on_a_port_is_reported_as_its_holder(
     rig: Rig, family: str, reuse_port: str
 ) -> None:
-    port = free_port()
+    (port,) = free_ports(1)
     with listener(port, family, reuse_port, run_id="run-0") as pid:
         taken = hold(rig, port)
         assert (taken["type"], taken["pid"], taken["run_id"]) == ("port_taken", pid, "run-0")
@@ -160,7 +153,7 @@ def test_ports_are_free_after_the_agent_is_killed(rig: Rig) -> None:
 
 
 def test_a_stale_lock_file_is_ignored(rig: Rig) -> None:
-    port = free_port()
+    (port,) = free_ports(1)
     lock = rig.folder / "ports" / f"{port}.json"
     lock.parent.mkdir(0o700)
     lock.write_text('{"port": 1, "pid": 1, "run_id": "dead", "node": "local"}')
@@ -193,7 +186,7 @@ def test_holding_again_replaces_all_ports_of_these_tasks(rig: Rig) -> None:
 def test_a_taken_port_when_holding_again_releases_all(rig: Rig) -> None:
     first = hold(rig, 0, 0)["ports"]
     assert isinstance(first, dict)
-    port = free_port()
+    (port,) = free_ports(1)
     with listener(port, "4", "0", run_id="run-0"):
         assert hold(rig, 0, port)["type"] == "port_taken"
     assert not list((rig.folder / "ports").iterdir())
