@@ -29,6 +29,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from tfcluster.agent.files.cache import CacheUse
     from tfcluster.agent.files.file_process import FileClient
+    from tfcluster.agent.warm import WarmWait
 
 
 class Agent:
@@ -43,7 +44,9 @@ class Agent:
         previous: Agent | None = None,
     ) -> None:
         """Listen on the agent's socket. `previous` is the last run's agent."""
-        self._is_over = self._is_shut_down = self._stays_warm = False
+        self._is_over = self._is_shut_down = False
+        self._warm_wait: WarmWait | None = None
+        """The wait for the next run, if this agent stays after its own."""
         self._config, self._recorder, self._guard_alive = config, recorder, guard_alive
         identity = {"pid": os.getpid(), "run_id": config.run_id, "node": config.node}
         self._ports = PortHolder(config.ports_dir, identity, recorder)
@@ -122,13 +125,7 @@ class Agent:
 
         Return None when this agent does not stay or no next run came.
         """
-        if not self._stays_warm or self._config.warm is None:
-            return None
-        from tfcluster.agent.warm import WarmWait
-
-        wakes = [self._guard_alive, self._preloader.fileno()]
-        waiting = WarmWait(self._config.warm, self._recorder, wakes=wakes, signals=self._signals)
-        if (next_run := waiting.wait()) is None:
+        if self._warm_wait is None or (next_run := self._warm_wait.wait()) is None:
             return None
         config, peer = next_run
         return Agent(config, self._recorder, self._guard_alive, previous=self), peer
@@ -213,17 +210,29 @@ class Agent:
             self._link.send(msg.PortsHeld(ports=ports, **_find_host(order.interface)))
 
     def _shut_down(self, order: msg.Shutdown) -> None:
-        is_warm = order.stays and self._config.warm is not None
-        self._stays_warm = is_warm and self._preloader.is_ready
-        self._runner.end_all(spare={self._preloader.pid} if self._stays_warm else frozenset())
+        stays = order.stays and self._config.warm is not None and self._preloader.is_ready
+        self._runner.end_all(spare={self._preloader.pid} if stays else frozenset())
         for folder in order.remove:
             from tfcluster.agent.files.cache import remove
 
             with contextlib.suppress(OSError):
                 remove(folder)
                 os.rmdir(os.path.dirname(folder))  # the run's, unless it holds another node's
-        self._link.send(msg.Bye(stays=self._stays_warm))
+        if stays:  # before the coordinator hears of the end: the next run may come at once
+            self._warm_wait = self._listen_for_next_run()
+        self._link.send(msg.Bye(stays=self._warm_wait is not None))
         self._is_over = self._is_shut_down = True
+
+    def _listen_for_next_run(self) -> WarmWait | None:
+        """Return the wait for the next run; None if another agent waits, or the system refuses."""
+        from tfcluster.agent.warm import AnotherWaits, WarmWait
+
+        assert self._config.warm is not None
+        wakes = [self._guard_alive, self._preloader.fileno()]
+        try:
+            return WarmWait(self._config.warm, self._recorder, wakes=wakes, signals=self._signals)
+        except (AnotherWaits, OSError):
+            return None
 
 
 def _cache_use(cache: str, run_id: str) -> CacheUse:

@@ -31,18 +31,27 @@ _CHECK_S = 5.0
 """The time between two checks that the socket exists."""
 
 
+class AnotherWaits(Exception):
+    """Another warm agent waits for the same runs: two runs ended at once."""
+
+
 class WarmWait:
-    """The wait of an agent for its next run."""
+    """The wait of an agent for its next run. Clients can connect once this is made."""
 
     def __init__(
         self, warm: WarmStay, recorder: Recorder, *, wakes: list[int], signals: int
     ) -> None:
-        """Begin the wait.
+        """Listen. Raises AnotherWaits, OSError.
 
         A readable descriptor of `wakes` ends the wait; `signals` yields the numbers of signals.
         """
         self._warm, self._recorder, self._wakes, self._signals = warm, recorder, wakes, signals
         self._until = time.monotonic() + warm.seconds
+        with _locked(os.path.dirname(warm.socket)):
+            if _has_listener(warm.socket):
+                raise AnotherWaits
+            self._listener = listen(warm.socket)
+        recorder.add_file(warm.socket)
 
     def wait(self) -> tuple[AgentConfig, socket.socket] | None:
         """Return the next run's config and the client that awaits `entry.READY`.
@@ -50,24 +59,20 @@ class WarmWait:
         Return None if the time is over, or a client, a signal or a lost process ended the wait.
         """
         path = self._warm.socket
-        with _locked(os.path.dirname(path)):
-            if _has_listener(path):
-                return None  # another warm agent listens: two runs ended at once
-            listener = listen(path)
-        self._recorder.add_file(path)
         with open("/proc/self/comm") as file:
             name = file.read().strip()
         set_process_name(PROCESS_NAME)
         try:
-            return self._serve(listener)
+            return self._serve()
         finally:
             set_process_name(name)
             with _locked(os.path.dirname(path)), contextlib.suppress(OSError):
                 os.unlink(path)  # no other agent replaces the socket while this one listens
-                listener.close()
+                self._listener.close()
             self._recorder.drop_file(path)
 
-    def _serve(self, listener: socket.socket) -> tuple[AgentConfig, socket.socket] | None:
+    def _serve(self) -> tuple[AgentConfig, socket.socket] | None:
+        listener = self._listener
         while (remaining := self._until - time.monotonic()) > 0:
             if not os.path.lexists(self._warm.socket):
                 return None  # a cleaner removed it, so no client can reach this agent
