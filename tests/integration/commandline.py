@@ -172,6 +172,8 @@ class CommandLine:
     def clean_up(self) -> None:
         """Kill all leftover processes; fail if commands that had ended left any."""
         ended = all(process.poll() is not None for process in self.started)
+        if ended:
+            self._await_coordinators()
         left = self.left() if ended else []
         for process in self.started:
             if process.poll() is None:
@@ -185,6 +187,17 @@ class CommandLine:
                 orphan.kill()
         assert not left, f"a command has ended and left {left}"
         assert self.is_doubtful or not (found := self._doubts()), f"nothing was wrong: {found}"
+
+    def _await_coordinators(self) -> None:
+        """Wait for those of ended runs: in the background they report the end, and then exit."""
+        ended = set[int]()
+        for path in self.home.glob("runs/*/state.json"):
+            with contextlib.suppress(OSError, ValueError, KeyError):
+                state = json.loads(path.read_text())
+                if state["exit_code"] is not None:
+                    ended.add(state["pid"])
+        with contextlib.suppress(AssertionError):  # then it is one of those that are left
+            wait_for(lambda: not any(each.pid in ended for each in self.left()), timeout=20)
 
     def _doubts(self) -> list[dict[str, Any]]:
         """Return the events of all runs that tell of a stall or an alert."""
