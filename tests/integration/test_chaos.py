@@ -14,7 +14,10 @@ LOOP = """
 import os, time
 from tfcluster_workers import reporting
 reporting.waiting_for_peers()
-time.sleep(0.1)
+attempt, task = os.environ["TFCLUSTER_ATTEMPT"], os.environ["TFCLUSTER_TASK"]
+open(f"{task} in {attempt}", "w").close()
+while not all(os.path.exists(f"worker:{n} in {attempt}") for n in (0, 1)):
+    time.sleep(0.02)
 reporting.ready()
 for step in range(1, 41):
     time.sleep(0.02)

@@ -41,7 +41,9 @@ def test_a_file_and_a_page_have_the_present_state_of_a_run(shell: CommandLine) -
     def now() -> dict[tuple[str, ...], float]:
         return read(path.read_text())
 
-    wait_for(lambda: now().get(("task_step", "worker:1")), what="a step in the file")
+    # The memory is measured later than the first step comes.
+    both = {("task_step", "worker:1"), ("task_resident_memory_bytes", "worker:0")}
+    wait_for(lambda: both <= now().keys(), what="a step and the memory in the file")
     assert now()["run_restarts_total",] == 1
     assert now()["run_status", "running"] == 1
     assert now()["task_resident_memory_bytes", "worker:0"] > 2**20

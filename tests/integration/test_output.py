@@ -45,8 +45,9 @@ class Memory:
     def sample(self) -> None:
         family = [self._process, *self._process.children(recursive=True)]
         ours = [p for p in family if b"TFCLUSTER_TASK=" not in _environ(p)]
-        if len(ours) == 3:
-            self.sizes.append(sum(_rss(p) for p in ours))
+        sizes = [_rss(p) for p in ours]
+        if len(sizes) == 3 and all(sizes):  # a process that is ending has no memory
+            self.sizes.append(sum(sizes))
 
 
 def _environ(process: psutil.Process) -> bytes:

@@ -18,14 +18,14 @@ def test_a_run_goes_on_with_fewer_workers_and_then_with_all_again(shell: Command
     job = {"script": "save.py", "env": {"WORKERS": "3", "ATTEMPT": "3"}}
     spec = shell.spec("s.json", job, workers=3, supervision={"max_restarts": 0})
     run = Live(shell, "up", str(spec))
-    wait_for(lambda: "step" in run.log("worker:0"), what="a save of the chief")
+    wait_for(lambda: "\nstep" in run.log("worker:0"), what="a save of the chief")
     refused = shell.run("scale-to", run.run_id, "4")
     assert refused.code == 2
     assert f"{run.run_id}: it cannot have 4 workers: its spec has 3 workers" in refused.err
     scaled = shell.run("scale-to", run.run_id, "2")
     assert scaled.code == 0, scaled.err
     assert "restarting with 2 workers from the newest checkpoint, worker:2 out" in scaled.err
-    wait_for(lambda: "step" in run.log("worker:0", 2), what="a save of the second attempt")
+    wait_for(lambda: "\nstep" in run.log("worker:0", 2), what="a save of the second attempt")
     assert run.log("worker:2", 2) == ""
     assert shell.run("scale-to", run.run_id, "3").code == 0
     assert run.end() == 0, run.said()

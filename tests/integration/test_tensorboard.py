@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -120,8 +121,12 @@ def _tags(url: str) -> dict[str, Any]:
 
 
 def _servers_below(pid: int) -> list[psutil.Process]:
-    below = psutil.Process(pid).children(recursive=True)
-    return [process for process in below if "tensorboard" in " ".join(process.cmdline())]
+    found = []
+    for process in psutil.Process(pid).children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # it has just ended
+            if "tensorboard" in " ".join(process.cmdline()):
+                found.append(process)
+    return found
 
 
 def _server_of(pid: int) -> psutil.Process:
