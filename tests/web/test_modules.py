@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 import pytest
+from tests.integration.commandline import wait_for
 
 from .site import Page, Site
 from .synthetic import new_run
@@ -256,8 +257,8 @@ def test_a_run_whose_loss_is_not_a_number_is_sorted_last(page: Page, site: Site)
     page.wait("document.querySelectorAll('#runs tbody tr').length === 3")
     for expected in ("low high nan", "high low nan"):
         page.click("th[data-sort=loss] button")
-        page.settle()
-        assert page.texts("#runs tbody th a") == [f"sorted {name}" for name in expected.split()]
+        rows = [f"sorted {name}" for name in expected.split()]
+        wait_for(lambda rows=rows: page.texts("#runs tbody th a") == rows, what=expected)  # type: ignore[misc]
 
 
 def test_a_run_that_ended_before_its_stop_is_not_said_to_stop(page: Page, site: Site) -> None:

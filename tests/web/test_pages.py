@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from selenium.webdriver.common.keys import Keys
 from tests.browser import Browser
-from tests.integration.commandline import CommandLine
+from tests.integration.commandline import CommandLine, wait_for
 
 from tfcluster.rundir import events as ev
 
@@ -184,10 +184,13 @@ def test_the_parts_of_a_step_are_a_stack_for_each_task(page: Page, home: Path) -
     assert "waiting1.09 ms" in table
     for axis, first in (("step", "at step 10: 100 ms"), ("time", "at 1 s: 100 ms")):
         page.click(f"input[name=axis][value={axis}]")
-        page.settle()
-        page.script(f"{slow}.focus()")
-        page.type(Keys.HOME)
-        page.wait(f"{slow}.querySelector('.where').textContent === '{first}'")
+
+        def is_at(first: str = first) -> bool:  # once the chart is drawn anew
+            page.script(f"{slow}.focus()")
+            page.type(Keys.HOME)
+            return bool(page.script(f"return {slow}.querySelector('.where').textContent") == first)
+
+        wait_for(is_at, what=first)
         said = page.script(f"return {slow}.querySelector('[role=status]').textContent")
         assert f"{first}, compute 41 % 41.2 ms, input 41 %" in said
         page.type(Keys.ESCAPE)
