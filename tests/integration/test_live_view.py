@@ -20,7 +20,7 @@ from .live import is_alive
 REPORTS = """
 import os, time
 from tfcluster_workers import reporting
-for step in range(1, 4000):
+for step in range(1, 1_000_000):
     reporting.progress(step, metrics={"loss": 5 / step}, batch_size=32)
     if step % 20 == 0:
         print("reached", step, flush=True)

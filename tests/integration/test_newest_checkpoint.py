@@ -35,7 +35,7 @@ def folder_of(shell: CommandLine, name: str) -> Path:
 def test_no_complete_step_is_lost_when_a_part_of_the_run_is_killed(
     shell: CommandLine, victim: str
 ) -> None:
-    codes = {phase: run.wait(60) for phase, run in start_all(shell, victim).items()}
+    codes = {phase: run.wait(shell.patience_s) for phase, run in start_all(shell, victim).items()}
 
     assert codes == dict.fromkeys(PHASES, 0)
     for phase in PHASES:
@@ -44,7 +44,7 @@ def test_no_complete_step_is_lost_when_a_part_of_the_run_is_killed(
 
 def test_no_complete_step_is_lost_when_the_coordinator_is_killed(shell: CommandLine) -> None:
     started = start_all(shell, "coordinator")
-    codes = {phase: run.wait(60) for phase, run in started.items()}
+    codes = {phase: run.wait(shell.patience_s) for phase, run in started.items()}
     assert codes == dict.fromkeys(PHASES, -signal.SIGKILL)
 
     for phase in PHASES:

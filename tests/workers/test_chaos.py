@@ -89,7 +89,7 @@ def state_of(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
-def until(holds: Any, within_s: float = 20) -> None:
+def until(holds: Any, within_s: float = 120) -> None:
     deadline = time.monotonic() + within_s
     while not holds():
         assert time.monotonic() < deadline

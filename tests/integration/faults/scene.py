@@ -70,7 +70,7 @@ class Job:
     memory_bytes: int = 400 << 20
     """The memory limit of the whole run, if the fault is to run out of memory."""
     supervision: Any = None
-    timeout_s: float = 60
+    timeout_s: float = 120
 
 
 def copy_jobs(folder: Path) -> None:

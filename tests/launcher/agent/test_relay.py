@@ -24,7 +24,7 @@ from tfcluster.agent.agent_config import AgentConfig
 from tfcluster.agent.containers import container_wait
 from tfcluster.backends import bundle
 
-from .conftest import is_alive, kill, wait_until
+from .conftest import PATIENCE_S, is_alive, kill, wait_until
 
 NOISE = "echo 'Welcome to gpu1'; exec "
 
@@ -89,7 +89,7 @@ class Transport:
 
     def refusal(self) -> tuple[int, str]:
         """Return exit code and last output of a relay that reaches no agent."""
-        code = self.process.wait(timeout=20)
+        code = self.process.wait(timeout=PATIENCE_S)
         self.close()
         return code, (self._folder / "said").read_text()
 
@@ -197,7 +197,7 @@ def test_an_agent_that_is_tied_to_its_connection_removes_its_files_before_the_re
     pids = first.start("sleep", "300"), first.welcome["pid"]
     assert [*(folder / "run").rglob("*.sock")]
     first.stdin.close()
-    first.process.wait(timeout=20)
+    first.process.wait(timeout=PATIENCE_S)
     first.stdout.close()
     assert not any(map(is_alive, pids))
     assert not [path for path in (folder / "run").rglob("*") if not path.is_dir()]
@@ -210,7 +210,7 @@ def test_an_agent_that_is_tied_to_another_connection_is_ended(
     known = {"previous": first.welcome["identity"], "is_tied": True}
     second = Transport(folder, made, protocol.Session(), starts=False, **known)
     assert second.refusal() == (relay.AGENT_GONE, "the run's agent on this node has ended\n")
-    assert first.process.wait(timeout=20) == 0
+    assert first.process.wait(timeout=PATIENCE_S) == 0
     first.close()
     assert not is_alive(first.welcome["pid"])
 
@@ -252,7 +252,7 @@ def test_a_waiting_process_becomes_the_agent_and_ends_with_it(
         ).greet()
         assert second.welcome["pid"] == first.welcome["pid"]
         second.end()
-        assert waits.wait(timeout=20) == 0
+        assert waits.wait(timeout=PATIENCE_S) == 0
     finally:
         waits.kill()
         waits.wait()
