@@ -30,6 +30,7 @@ __all__ = ["KubeCluster", "Kubectl", "LabError", "missing_tools", "until"]
 TOOLS = ("containerd", "runc", "etcd", "iptables", "conntrack", "ethtool", "ip", "unshare", "zstd",
          "nsenter", "openssl", "busybox")  # fmt: skip
 PLUGINS = Path("/usr/lib/cni/bridge")
+MANAGER = "kube-controller-manager"
 DNS = Path(__file__).with_name("kube_dns.py")
 
 
@@ -116,14 +117,20 @@ class KubeCluster:
     # -- faults
 
     def kill_api_server(self) -> None:
-        """Kill the API server: connections end, and new ones are refused."""
+        """Kill the API server: connections end, and new ones are refused.
+
+        And the controllers: those that outlive it take nodes for silent, and delete their pods,
+        while they still wait for their next try to read how the nodes are.
+        """
         self.door.close()
+        self.machines.kill(CONTROL, MANAGER)
         self.machines.kill(CONTROL, "kube-apiserver")
 
     def start_api_server(self) -> None:
-        """Start the API server and wait until it answers."""
+        """Start the API server, wait until it answers, and start the controllers."""
         with self._explained():
             self._start_api_server()
+            self._start_controllers()
 
     def kill_kubelet(self, name: str) -> None:
         """Kill a node's kubelet; its containers go on."""
@@ -184,6 +191,7 @@ class KubeCluster:
         server, admin = f"https://127.0.0.1:{self.door.port}", files.token("admin")
         self.config.write_text(files.kubeconfig(server, admin, authority(self.folder)))
         self._start_api_server()
+        self._start_controllers()
         self._start_control_plane()
         for name in self.names:
             self.machines.add_node(name, images)
@@ -198,12 +206,14 @@ class KubeCluster:
         return [*sorted((self.folder / "images").iterdir()), *self.images]
 
     def _start_control_plane(self) -> None:
-        manager = files.controller_manager(self.folder, self.silence_s)
-        self.machines.serve(CONTROL, "kube-controller-manager", manager)
         self.machines.serve(CONTROL, "kube-scheduler", files.scheduler(self.folder))
         names = [sys.executable, "-I", str(DNS), files.API, "https://127.0.0.1:6443"]
         self.machines.serve(CONTROL, "dns", [*names, files.token("dns")])
         self.kubectl.apply(*files.first_objects())
+
+    def _start_controllers(self) -> None:
+        manager = files.controller_manager(self.folder, self.silence_s)
+        self.machines.serve(CONTROL, MANAGER, manager)
 
     def _start_api_server(self) -> None:
         self.machines.serve(CONTROL, "kube-apiserver", files.api_server(self.folder, self.grace_s))

@@ -28,7 +28,7 @@ def test_steps_in_an_ended_container_are_gathered_before_it_is_replaced(harbor: 
 
 
 def test_resume_finds_what_was_in_the_container_of_a_killed_coordinator(harbor: Harbor) -> None:
-    job = {"script": "train.py", "args": ["nobody", "never"], "hooks": "off"}
+    job = {"script": "train.py", "args": ["outside", "training"], "hooks": "off"}
     run = harbor.up(harbor.spec(SAVES, job=job))
     run.wait_for_line("saved 3")
     os.kill(run.process.pid, signal.SIGKILL)

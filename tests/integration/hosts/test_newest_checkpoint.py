@@ -29,7 +29,7 @@ def test_resume_asks_the_host_for_what_a_killed_coordinator_has_not_gathered(
     office: Office,
 ) -> None:
     office.add_hosts(2)
-    job = {"script": "train.py", "args": ["nobody", "never"]}
+    job = {"script": "train.py", "args": ["outside", "training"]}
     run = office.up(office.spec(SAVES, job=job, supervision={"lease_s": 60}))
     run.wait_for_line("saved 3", "worker:0")
     office.send("tfcluster.cli.main", signal.SIGKILL)

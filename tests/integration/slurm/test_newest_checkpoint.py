@@ -30,7 +30,7 @@ def test_steps_that_a_killed_agent_has_left_are_gathered(site: Site) -> None:
 
 def test_resume_finds_what_a_job_that_was_killed_had_saved(site: Site) -> None:
     sections = {"runtime": {"backend": "slurm", "slurm": {"partition": "main"}}}
-    run = site.start("up", spec(site, "nobody", "never", **sections), "-d")
+    run = site.start("up", spec(site, "outside", "training", **sections), "-d")
     assert run.end() == 0, run.said
     until(lambda: run.has_line("saved 3", "worker:0"), "three steps")
     job = json.loads((run.folder / "state.json").read_text())["job"]["id"]
