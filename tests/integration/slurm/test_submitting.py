@@ -16,7 +16,7 @@ from tests.lab.slurm import SlurmCluster
 from .conftest import own_cluster
 from .site import STUBBORN, Site
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(150)]
+pytestmark = pytest.mark.slow
 
 SUBMIT = "--backend=slurm"
 WORKERS = ("worker:0", "worker:1")
@@ -110,11 +110,11 @@ def test_a_run_waits_in_the_queue_and_is_watched_to_its_end(site: Site, queue: s
         assert lines == [f"{task} │ {line}" for line in ("12 False", *numbered(20))]
     (warning,) = until(lambda: run.state()["warnings"], "the failure of the webhook")
     assert warning.startswith("supervision.on_end: 127.0.0.1: "), "it had the whole URL"
-    for path in run.folder.rglob("*"):
-        assert not path.is_file() or b"s3cret" not in path.read_bytes(), path
     # The coordinator removes its note after it has recorded the end, at which `up` ends.
     noted = site.cluster.home("ann") / ".local/state/tfcluster/leftovers"
     until(lambda: not list(noted.iterdir()), "the end of the note of the run's job")
+    for path in run.folder.rglob("*"):
+        assert not path.is_file() or b"s3cret" not in path.read_bytes(), path
 
 
 def test_queued_runs_are_left_cancelled_and_removed(site: Site, queue: str) -> None:
@@ -191,7 +191,9 @@ def test_a_users_session_with_a_run(site: Site) -> None:
 def test_a_killed_coordinator_ends_its_run(site: Site) -> None:
     run = site.up(site.spec(lasts=True), SUBMIT)
     run.wait_for_line("line 3", *WORKERS)
-    waiting = site.start("wait")
+    site.write("said", "")
+    waiting = site.start("wait", within=TEE)  # it means a run that is live when it looks
+    until(lambda: "waiting for" in (site.desk / "said").read_text(), "the wait")
     os.kill(one(lambda: coordinators(site), "coordinator"), signal.SIGKILL)
     assert run.end() == 3, run.said
     assert run.said.count("was killed by signal 9") == 1
