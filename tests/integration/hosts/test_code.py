@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tests.lab.machines import Machine
 
-from .office import Office, Run
+from .office import Office, Run, until
 
 pytestmark = pytest.mark.slow
 
@@ -78,17 +78,10 @@ def test_a_hosts_cached_files_are_verified_and_removed_when_old(office: Office) 
     runs = office.home.root / ".local/state/tfcluster/runs"
     logs = [path.read_text() for path in runs.glob("far-*/logs/attempt-1/worker-0.log")]
     assert logs == ["good\n", "good\n"]
-    _until(lambda: not old.exists())
+    until(lambda: not old.exists(), "the end of what is old")
     assert bundle.is_dir()
     assert (bundle / "agent/tfcluster/agent/tasks/runner.py").is_file()
     assert kept.read_text() == "WORD = 'good'"
-
-
-def _until(condition: Any) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 SAVES = """

@@ -39,7 +39,11 @@ if os.environ["TFCLUSTER_TASK"] == "evaluator:0":
         print("step", step, evaluate(step), flush=True)
         if step < 3:
             socket.create_connection((chief, 5555)).close()
-    print(open(f"{folder}/mine").read(), sorted(os.listdir(folder)), flush=True)
+    listed = sorted(os.listdir(folder))
+    while any(name.endswith(".incoming") for name in listed):  # the list of checkpoints comes last
+        time.sleep(0.1)
+        listed = sorted(os.listdir(folder))
+    print(open(f"{folder}/mine").read(), listed, flush=True)
 else:
     waiting = socket.create_server(("", 5555))
     for step in (1, 2):
