@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tfcluster.agent.processes import AGENT_NAME
+from tfcluster.agent.processes import AGENT_NAME, start_time
 
 CARD = "eth0"
 HANG_S = 90.0
@@ -102,11 +102,11 @@ class Machine:
     def agents(self) -> list[int]:
         """Return the host's pids of guard, agent (its child) and helpers of each run, in order."""
         found = []
-        for pid in sorted(self.processes()):
+        for pid in self.processes():
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 if Path(f"/proc/{pid}/comm").read_text() == f"{AGENT_NAME}\n":
-                    found.append(pid)
-        return found
+                    found.append((start_time(pid), pid))  # pids begin again after the highest
+        return [pid for _, pid in sorted(found)]
 
     def processes(self) -> dict[int, str]:
         """Return pid → command line of its processes, without the first one and sshd."""
@@ -132,9 +132,13 @@ class Machine:
         self.end()
 
     def end(self) -> None:
-        """Kill all its processes; the kernel closes their connections."""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
+        """Kill all its processes; the kernel closes their connections.
+
+        A machine that was ended before has no pid: another process may have it by now.
+        """
+        if self.process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
         self.process.wait()
         if self.process.stdout is not None:
             self.process.stdout.close()
@@ -193,6 +197,6 @@ def home() -> str:
 
 def command(*argv: str) -> None:
     """Run a command to its end. Raises LabError with its stderr if it fails."""
-    result = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=30)
+    result = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=HANG_S)
     if result.returncode != 0:
         raise LabError(f"{' '.join(argv)}: {result.stderr.strip()}")

@@ -55,9 +55,10 @@ def processes_with(text: str) -> list[str]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
             try:
-                command_line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-                environ = (entry / "environ").read_bytes().decode(errors="replace")
+                data = [(entry / name).read_bytes() for name in ("cmdline", "environ")]
             except OSError:
                 continue
+            # Other tests' processes have arguments of any bytes.
+            command_line, environ = (each.decode(errors="replace") for each in data)
             found += [command_line] if text in command_line + environ else []
     return found

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from tests.integration.jobs.lab import PYTHONS
-from tests.lab.machine import Machine
+from tests.lab.machine import Machine, kill
 
 from .office import Office, one, until
 
@@ -77,8 +77,7 @@ class Joined:
 
     def close(self) -> None:
         if self._process.poll() is None:
-            for pid in self.pids("tfcluster join"):  # our own child is only a wrapper of it
-                os.kill(pid, signal.SIGKILL)
+            kill(self.pids("tfcluster join"))  # our own child is only a wrapper of it
         self._process.communicate()
 
 
@@ -192,8 +191,7 @@ def test_the_machine_that_loses_a_worker_exits_with_1_and_the_others_with_5(hall
     joined = hall.train((1, 1), "--epochs=500", "--examples=192")
     until(lambda: all(machine.step() > 3 for machine in joined), "some steps of all")
     *others, last = joined
-    for pid in last.pids("tfcluster_workers/boot.py"):
-        os.kill(pid, signal.SIGKILL)
+    kill(last.pids("tfcluster_workers/boot.py"))
     assert last.end() == 1, last.said
     assert "SIGKILL" in last.said
     for machine in others:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -125,6 +126,7 @@ class Site:
     def _kill(self) -> None:
         for pid, words in self.cluster.login.processes().items():
             if "tfcluster.cli.main" in words:
-                os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
         for process in self._started:
             process.communicate()
