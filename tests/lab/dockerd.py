@@ -26,7 +26,7 @@ from .machines import _child_of, _die_with_parent
 TOOLS = ("dockerd", "debootstrap", "containerd", "runc", "iptables", "nsenter", "unshare", "ip")
 SYSTEM = "/usr/local/sbin:/usr/sbin:/sbin:/usr/bin:/bin"
 CGROUPS = Path("/sys/fs/cgroup")
-STOP_S = 30.0
+STOP_S = 60.0
 """Seconds to wait for the daemon's exit: longer than it waits for its containers."""
 _FIRST = "ip link set lo up; echo up; exec env --ignore-signal=CHLD sleep infinity"
 """The first process of the namespaces; ignoring SIGCHLD makes the kernel reap its children."""

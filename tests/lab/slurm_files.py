@@ -52,8 +52,8 @@ PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 JobRequeue=1
 {nodes}
-PartitionName=main Nodes=ALL Default=YES PriorityTier=1 PreemptMode=REQUEUE GraceTime=5
-PartitionName=cancel Nodes=ALL PriorityTier=1 PreemptMode=CANCEL GraceTime=5
+PartitionName=main Nodes=ALL Default=YES PriorityTier=1 PreemptMode=REQUEUE GraceTime=20
+PartitionName=cancel Nodes=ALL PriorityTier=1 PreemptMode=CANCEL GraceTime=20
 PartitionName=short Nodes=ALL PriorityTier=1 MaxTime=1 MaxNodes=2
 PartitionName=high Nodes=ALL PriorityTier=10 PreemptMode=OFF
 """

@@ -14,7 +14,7 @@ from tests.integration.notebooks import as_notebook
 from tests.lab.docker_images import ROOT, STUB
 from tests.lab.dockerd import Docker
 
-from .harbor import Harbor
+from .harbor import HANG_S, Harbor
 from .test_compose import checked
 
 TALK = f"""{MEET}
@@ -35,7 +35,6 @@ NAME = "tfcexport"
 WITH_PACKAGE = "tfcluster-tests:with-package"
 """The stub image with `tfcluster_workers`, where the Dockerfile's stage `join` has it."""
 PACKAGE = re.search(r"^COPY workers/.*$", (ROOT / "docker/Dockerfile").read_text(), re.MULTILINE)
-HANG_S = 60.0
 
 
 def write(harbor: Harbor, image: str, hooks: str, script: str = "train.py") -> Path:

@@ -247,7 +247,7 @@ def test_containers_that_a_killed_sweeper_left_are_shown_and_removed_by_label(
     run_id, container = run.run_id, harbor.container(run)
     sweeper_of(run).kill()
     os.kill(run.state()["pid"], signal.SIGKILL)
-    run.process.wait(10)
+    run.end()
     shown = harbor.shell.run("ps").err
     assert container in shown
     assert f"`tfcluster down {run_id}`" in shown

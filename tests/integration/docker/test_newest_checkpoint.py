@@ -32,7 +32,7 @@ def test_resume_finds_what_was_in_the_container_of_a_killed_coordinator(harbor: 
     run = harbor.up(harbor.spec(SAVES, job=job))
     run.wait_for_line("saved 3")
     os.kill(run.process.pid, signal.SIGKILL)
-    run.end(10)
+    run.end()
 
     again = harbor.shell.run("up", "--resume", run.run_id, "--name", "again", "--", "again")
 

@@ -162,7 +162,7 @@ def test_ctrl_c_while_containers_start_leaves_none(harbor: Harbor) -> None:
         with pytest.raises(Exception, match="timed out"):
             run.process.wait(wait)
         run.process.send_signal(2)
-        assert run.end(60) == 130, run.said()
+        assert run.end() == 130, run.said()
         assert harbor.left() == []
 
 
@@ -179,7 +179,7 @@ def test_the_python_of_the_image_runs_instead_of_a_local_one(harbor: Harbor) -> 
     run = ended(harbor.up(spec, "--set", "job.env.COUNT=1"))
     assert "the image's; runtime.python is a path of this machine" in " ".join(run.said().split())
     missing = harbor.up(harbor.spec(runtime={"python": "/no/python"}), "--name", "missing")
-    assert missing.end(60) == 3
+    assert missing.end() == 3
     assert "/no/python" in missing.said()
 
 
