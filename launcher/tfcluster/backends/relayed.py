@@ -100,7 +100,7 @@ _READ_AHEAD = 1 << 20
 """Bytes of the read buffer: a smaller one makes transfers of gigabytes slow."""
 _END_RUN_S = 30.0
 """Seconds a node may take to end the leftovers of a lost run."""
-_EXIT_S = 1.0
+_EXIT_S = 3.0
 """Seconds a transport that closed its end may take to exit."""
 
 

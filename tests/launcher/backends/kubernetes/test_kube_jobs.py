@@ -38,6 +38,7 @@ from tfcluster.rundir import events as ev
 from tfcluster.rundir import registry, run_writer
 from tfcluster.rundir.fold import first_state
 from tfcluster.rundir.goodput import Goodput
+from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.run_writer import RunWriter
 from tfcluster.rundir.snapshot import RunSnapshot
 from tfcluster.rundir.states import Status
@@ -164,13 +165,22 @@ def test_a_coordinator_that_cannot_have_heard_a_stop_is_told_again(
     assert told.pods == ["lab-1-x"] * 3
 
 
+def test_a_coordinator_that_cannot_have_heard_that_its_files_are_fetched_is_told_again(
+    running: FakeApi, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    told = Told("no port-forward")
+    monkeypatch.setattr(port_forward, "start", told)
+    kube_jobs.PodFolder(RunPaths(tmp_path / "lab-1"), "lab-1", "k").release()
+    assert told.pods == ["lab-1-x"] * 2
+
+
 def test_a_coordinator_that_may_have_heard_a_stop_is_not_told_again(
     running: FakeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A second stop would end its tasks at once."""
     told = Told(end="the connection to the pod broke")
     monkeypatch.setattr(port_forward, "start", told)
-    with pytest.raises(SetupError, match="cannot be told to stop: the connection to the pod broke"):
+    with pytest.raises(SetupError, match="told to stop: pod lab-1-x: the connection to the pod"):
         stop(running)
     assert told.pods == ["lab-1-x"]
 
@@ -180,7 +190,7 @@ def test_a_coordinator_that_cannot_be_told_for_long_is_an_error(
 ) -> None:
     monkeypatch.setattr(kube_jobs, "_STOP_S", 0.0)
     monkeypatch.setattr(port_forward, "start", Told("no port-forward"))
-    with pytest.raises(SetupError, match=r"pod lab-1-x cannot be told to stop: no port-forward"):
+    with pytest.raises(SetupError, match=r"told to stop: pod lab-1-x: no port-forward"):
         stop(running)
 
 

@@ -309,21 +309,29 @@ def _note_stop(place: KubeCluster, job: str, word: str) -> None:
 def _signal(place: KubeCluster, run: str, job: str) -> None:
     """Have the coordinator stop its run, as `tfcluster down` does on one machine.
 
-    It is asked again where it cannot have heard it. One whose pod is gone has a successor, which
-    reads the note.
+    One whose pod is gone has a successor, which reads the note.
     """
-    argv = ["python", "-P", "-m", "tfcluster.in_pod", "--stop", run]
+    if why := _tell(place, run, job, "--stop"):
+        raise SetupError(
+            f"the coordinator cannot be told to stop: {why}",
+            fix=f"`tfcluster down --now {run}` deletes its Job",
+        )
+
+
+def _tell(place: KubeCluster, run: str, job: str, word: str) -> str:
+    """Run ``tfcluster.in_pod WORD RUN`` in the coordinator's pod, if there is one.
+
+    It is tried again where it certainly was not started. Return the reason why it failed; empty if
+    it did not.
+    """
+    argv = ["python", "-P", "-m", "tfcluster.in_pod", word, run]
     until = time.monotonic() + _STOP_S
     while (pod := _coordinator_pod(place, job)) is not None:
         answer = _ask(place, pod, _token_of(place, run), argv, timeout_s=_TELL_S)
-        if not answer.why:
-            return
-        if answer.was_heard or time.monotonic() >= until:
-            raise SetupError(
-                f"the coordinator in the pod {pod} cannot be told to stop: {answer.why}",
-                fix=f"`tfcluster down --now {run}` deletes its Job",
-            )
+        if not answer.why or answer.was_heard or time.monotonic() >= until:
+            return answer.why and f"pod {pod}: {answer.why}"
         time.sleep(_POLL_S)
+    return ""
 
 
 @contextlib.contextmanager
@@ -397,9 +405,7 @@ class PodFolder:
     def release(self) -> None:
         """Have the pod end, without the run's files on a volume, and delete all of the run."""
         place = _reach(self.cluster, 5.0)
-        if (pod := _coordinator_pod(place, self.job)) is not None:
-            argv = ["python", "-P", "-m", "tfcluster.in_pod", "--remove", self.paths.run_id]
-            _ask(place, pod, _token_of(place, self.paths.run_id), argv, timeout_s=_TELL_S)
+        _tell(place, self.paths.run_id, self.job, "--remove")
         owner = place.find(f"batch/jobs/{self.job}")
         if owner is not None and not _kept_pods(place, owner):
             _delete_all(place, self.job, is_released=True)
