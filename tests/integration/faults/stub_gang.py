@@ -9,8 +9,11 @@ import sys
 import time
 from collections.abc import Callable
 
-SHORTEST_SILENCE_S = 2.0
-"""The shortest time-out: a busy machine may delay a healthy stub, however short the replay."""
+SHORTEST_SILENCE_S = 5.0
+"""The shortest time-out: a busy machine may delay a healthy stub, however short the replay.
+
+Half of what a supervisor waits for a task that was stopped (`verdicts.FROZEN_S`).
+"""
 
 
 class PeerIsGone(Exception):
