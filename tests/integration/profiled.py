@@ -13,6 +13,7 @@ import pytest
 from .notebooks import as_notebook
 
 FIT = """
+import time
 import tensorflow as tf
 strategy = tf.distribute.MultiWorkerMirroredStrategy()
 x = tf.random.stateless_normal((256, 16), seed=(1, 2))
@@ -21,9 +22,14 @@ with strategy.scope():
     layers = [tf.keras.layers.Dense(64, "relu"), tf.keras.layers.Dense(1)]
     model = tf.keras.Sequential([tf.keras.layers.Input((16,)), *layers])
     model.compile(optimizer="sgd", loss="mse")
-model.fit(data.repeat().batch(32), epochs=1, steps_per_epoch=1_000_000, verbose=0)
+pace = tf.keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: time.sleep(0.1))
+model.fit(data.repeat().batch(32), steps_per_epoch=1_000_000, verbose=0, callbacks=[pace])
 """
-"""A training of two workers that goes on until it is stopped."""
+"""A training of two workers that goes on until it is stopped.
+
+A speed that is measured over the first steps must not be far below the later one: by it the step is
+chosen at which the traces begin, and all tasks must have the order by then.
+"""
 FIT_NOTEBOOK = as_notebook(*re.split(r"(?m)^(?=x = |with )", FIT))
 """The same as a notebook of three cells."""
 
