@@ -93,10 +93,18 @@ def test_a_keras_job_reports_alive_outside_training_and_steps_per_execution(
 
 
 SAVES = """
-import os
+import os, time
 import tensorflow as tf
-values = [tf.Variable(tf.random.normal([2000, 2000])) for _ in range(8)]  # written slowly enough
-checkpoint = tf.train.Checkpoint(values=values)
+from tensorflow.python.ops import gen_io_ops
+
+merge = gen_io_ops.merge_v2_checkpoints
+def merge_slowly(*args, **options):
+    if number == 2:
+        time.sleep(60)
+    return merge(*args, **options)
+gen_io_ops.merge_v2_checkpoints = merge_slowly
+
+checkpoint = tf.train.Checkpoint(value=tf.Variable(tf.random.normal([2000, 2000])))
 manager = tf.train.CheckpointManager(checkpoint, "ckpt", max_to_keep=5)
 for number in (1, 2, 3):
     manager.save()
@@ -120,10 +128,19 @@ def test_a_fault_at_a_save_leaves_half_a_checkpoint(boot: Boot, tmp_path: Path) 
 
 
 MODELS = """
+import time, zipfile
 import tensorflow as tf
-model = tf.keras.Sequential([tf.keras.layers.Input((2000,)), tf.keras.layers.Dense(4000)])
+
+close = zipfile.ZipFile.close
+def close_slowly(archive):
+    if archive.mode == "w" and number == 2:
+        time.sleep(60)
+    close(archive)
+zipfile.ZipFile.close = close_slowly
+
+model = tf.keras.Sequential([tf.keras.layers.Input((200,)), tf.keras.layers.Dense(400)])
 for number in (1, 2, 3):
-    model.save("model.keras")  # 32 MB: written slowly enough
+    model.save("model.keras")
     print("saved", number, flush=True)
 """
 
