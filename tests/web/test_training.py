@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,23 @@ from .site import Page, Site
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(400)]
 
+PACED = """
+import os, time
+from tfcluster_workers.jobs import keras_mnist
+
+make_callbacks = keras_mnist.make_callbacks
+
+def paced(keras, *rest):
+    def pause(batch, logs):
+        if not os.path.exists("seen"):
+            time.sleep(0.3)
+    return [*make_callbacks(keras, *rest), keras.callbacks.LambdaCallback(on_train_batch_end=pause)]
+
+keras_mnist.make_callbacks = paced
+keras_mnist.main()
+"""
+"""`keras_mnist`, whose 375 steps last for two minutes unless there is the file `seen`."""
+
 
 @pytest.fixture(scope="module")
 def line() -> Iterator[CommandLine]:
@@ -25,18 +43,23 @@ def line() -> Iterator[CommandLine]:
 @pytest.fixture(scope="module")
 def watched(line: CommandLine, site: Site, chromium: Browser) -> tuple[Page, Live]:
     """The page of a run of localhost-2w, from its start; the tests follow it in their order."""
-    run = Live(line, "up", str(SPECS / "localhost-2w.json"), name="watched")
+    line.script("paced.py", PACED)
+    spec = json.loads((SPECS / "localhost-2w.json").read_text())
+    del spec["job"]["module"]
+    spec["job"]["script"] = "paced.py"
+    run = Live(line, "up", str(line.script("paced.json", json.dumps(spec))), name="watched")
     page = Page(chromium, site)
     page.open_run(run.run_id)
     return page, run
 
 
-def test_a_training_is_seen_while_it_runs(watched: tuple[Page, Live]) -> None:
+def test_a_training_is_seen_while_it_runs(watched: tuple[Page, Live], line: CommandLine) -> None:
     page, run = watched
     page.wait_for_text("#status", "running", timeout=180)
     page.wait_for_text("#position", "step", timeout=180)
     page.wait("document.querySelectorAll('#charts canvas').length >= 2", timeout=200)
     assert not run.is_over()
+    line.script("seen", "")
     page.wait_for_text("#log-view", "worker:1")
     assert page.texts("#tasks tbody th") == ["worker:0", "worker:1"]
 
