@@ -37,6 +37,17 @@ model.fit(x, x[:, 0], batch_size=4, verbose=0)
 print("evaluated", model.evaluate(x, x[:, 0], batch_size=4, verbose=0, return_dict=True))
 print("predicted", model.predict(x, batch_size=4, verbose=0).shape)
 """
+TOGETHER = """
+import atexit, glob, os, time
+
+def await_other():
+    open(f"failed-{os.getpid()}", "w").close()
+    while len(glob.glob("failed-*")) < 2:
+        time.sleep(0.05)
+
+atexit.register(await_other)
+"""
+"""Part of a script whose two tasks exit together: none fails because the other is gone."""
 SPELLINGS = {
     "import keras": "import keras",
     "tf.keras": "import tensorflow as tf\nkeras = tf.keras",
@@ -127,7 +138,8 @@ def test_the_chief_logs_once_that_keras_is_patched(
 def test_a_script_fails_without_the_patch_and_works_with_it(
     gang: Gang, tmp_path: Path, spelling: str
 ) -> None:
-    (tmp_path / "job.py").write_text(FIT.format(imported=SPELLINGS[spelling]))
+    script = FIT.format(imported=SPELLINGS[spelling])
+    (tmp_path / "job.py").write_text(script)
     tasks, target = ["worker:0", "worker:1"], ["script", str(tmp_path / "job.py")]
 
     def train(**env: str) -> list[Ended]:
@@ -135,10 +147,12 @@ def test_a_script_fails_without_the_patch_and_works_with_it(
         return [ended[task] for task in tasks]
 
     if spelling == "import keras":
+        (tmp_path / "job.py").write_text(script.replace("x = np", f"{TOGETHER}\nx = np"))
         for ended in train(TFCLUSTER_KERAS3_SHIM="off"):
             assert ended.code == 1, "Keras works without the patch: was it fixed upstream?"
             assert re.search(KNOWN_FAULTS, ended.text), ended.text[-3000:]
             assert ANNOUNCED not in ended.text
+        (tmp_path / "job.py").write_text(script)
     patched = train()
     assert [ended.code for ended in patched] == [0, 0], patched[0].text[-3000:]
     assert all("predicted (8, 1)" in ended.text for ended in patched)
