@@ -15,7 +15,7 @@ from .jobs.lab import PYTHONS, Lab, a_lab
 pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(400)]
 
 TRAIN = """
-import os, random, sys
+import os, random, sys, time
 import numpy as np
 import tensorflow as tf
 
@@ -30,8 +30,13 @@ with strategy.scope():
     model.compile("sgd", "mse")
 losses = model.fit(data.batch(16).with_options(options), epochs=3, verbose=0).history["loss"]
 print("losses", *losses, "with" if "pyarrow" in sys.modules else "without", "Arrow", flush=True)
-if "crash" in sys.argv and os.environ["TFCLUSTER_TASK"] == "worker:1":
-    if os.environ["TFCLUSTER_ATTEMPT"] == "1":
+if "crash" in sys.argv and os.environ["TFCLUSTER_ATTEMPT"] == "1":
+    if os.environ["TFCLUSTER_TASK"] == "worker:0":
+        open("trained", "w").close()
+    else:
+        while not os.path.exists("trained"):
+            time.sleep(0.05)
+        os.remove("trained")
         os.kill(os.getpid(), 9)
 """
 PANDAS = """
