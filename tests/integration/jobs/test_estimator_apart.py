@@ -16,6 +16,8 @@ pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(400)
 SCRIPT = Path(__file__).with_name("estimator_apart.py").read_text()
 CLUSTER = {"chief": 1, "worker": 2, "ps": 1, "evaluator": 1}
 STEPS = 300
+PATIENT = {"supervision": {"finish_grace_s": 300}}
+"""Time for the second worker, which starts when the chief has ended."""
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +25,7 @@ def trained() -> Iterator[Trained]:
     with a_lab() as lab:
         lab.line.script("train.py", SCRIPT)
         job = {"script": "train.py", "args": [str(STEPS)]}
-        spec = {"version": 1, "name": "apart", "cluster": CLUSTER, "job": job}
+        spec = {"version": 1, "name": "apart", "cluster": CLUSTER, "job": job} | PATIENT
         lab.line.script("apart.json", json.dumps(spec))
         yield lab.train("up", "apart.json", f"--python={PYTHONS['tf215']}")
 

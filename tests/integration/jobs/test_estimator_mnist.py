@@ -29,7 +29,9 @@ def trained(lab: Lab) -> Trained:
     The test split has fewer files than there are workers, but the policy is for training only:
     evaluation and prediction read all of their split.
     """
-    trained = lab.train("up", SPEC, "--", "--shard-policy=file")
+    trained = lab.train(
+        "up", SPEC, "--set=supervision.finish_grace_s=300", "--", "--shard-policy=file"
+    )
     assert trained.code == 0, trained.complaint()
     return trained
 
@@ -37,8 +39,8 @@ def trained(lab: Lab) -> Trained:
 def test_all_tasks_reach_the_last_step_and_exit_by_themselves(trained: Trained) -> None:
     exits = {event["task"]: event for event in trained.of("task_exited")}
     assert set(exits) == set(TASKS)
-    # On a busy machine TensorFlow may need longer than finish_grace_s (60 s) to return from
-    # training; then tfcluster stops a worker that is not the chief.
+    # On a busy machine TensorFlow may need longer than finish_grace_s to return from training; then
+    # tfcluster stops a worker that is not the chief.
     for task in ("worker:0", "evaluator:0"):
         assert (exits[task]["exit_code"], exits[task]["ended_by"]) == (0, "itself")
     for task in TASKS:

@@ -56,7 +56,8 @@ def lab() -> Iterator[Lab]:
 
 
 def test_the_example_evaluates_to_what_the_workers_do_even_if_it_is_killed(lab: Lab) -> None:
-    options = (f"--python={PYTHONS['newest']}", "--set=supervision.backoff_s=0")
+    sets = ("--set=supervision.backoff_s=0", "--set=supervision.finish_grace_s=300")
+    options = (f"--python={PYTHONS['newest']}", *sets)
     kill = "--chaos=kill evaluator:0 at step 10"
     job = ("--epochs=3", "--examples=960")
     spec = str(SPECS / "keras-2w-evaluator.json")
