@@ -16,7 +16,7 @@ from tests.lab.docker_images import JOIN, ROOT
 from tests.lab.dockerd import Docker
 
 FILE = ROOT / "docker" / "compose.yaml"
-EPOCHS, EXAMPLES = 24, 192
+EPOCHS, EXAMPLES = 60, 192  # one is killed in the first ones
 NAME = "tfctest"
 HANG_S = 240.0
 KILL = """
