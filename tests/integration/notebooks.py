@@ -76,7 +76,7 @@ def a_notebook() -> Iterator[Notebook]:
                 patch.setenv(name, value)
             place = {"metadata": {"path": str(line.cwd)}}
             empty = nbformat.v4.new_notebook()
-            client = NotebookClient(empty, timeout=110, allow_errors=True, resources=place)
+            client = NotebookClient(empty, timeout=280, allow_errors=True, resources=place)
             with client.setup_kernel():
                 yield Notebook(client, line)
         line.clean_up()

@@ -19,7 +19,7 @@ from tests.forked import COMMAND
 from .commandline import CommandLine, wait_for
 from .live import Live
 
-pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(400)]
 
 WRITES = """
 import os, time
@@ -50,7 +50,7 @@ def test_a_live_runs_curves_are_served_on_loopback_until_it_ends(shell: CommandL
     wait_for(lambda: url in run.said(), what="its address")
 
     shell.script("finish", "")
-    assert run.process.wait(60) == 0
+    assert run.end() == 0
     server.wait(30)
     assert run.state()["tensorboard"] is None
 

@@ -12,7 +12,7 @@ import pytest
 
 from .commandline import CommandLine
 
-pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(400)]
 
 PAGE = Path(__file__).parents[2] / "docs" / "guides" / "trackers.md"
 SCRIPT = """
@@ -50,7 +50,7 @@ def test_a_restarted_chief_goes_on_with_the_entries_of_both_examples(shell: Comm
         "MLFLOW_TRACKING_URI": f"file://{shell.root}/mlruns",
         "MLFLOW_ALLOW_FILE_STORE": "true",
     }
-    done = shell.run("up", str(spec), timeout=240)
+    done = shell.run("up", str(spec), timeout=380)
     assert done.code == 0, done.err
 
     (run,) = shell.home.glob("runs/*")

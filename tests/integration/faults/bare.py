@@ -31,7 +31,7 @@ ROOT = HERE.parents[2]
 PYTHONS = {"newest": ROOT / ".venv/bin/python", "tf215": ROOT / ".venv-tf215/bin/python"}
 RECORDINGS = HERE / "recordings.json"
 TASKS = ("worker:0", "worker:1")
-HANG_S = 120.0
+HANG_S = 280.0
 
 
 @dataclass(slots=True)

@@ -38,7 +38,7 @@ def training(tensorflow: str, cell: Cell) -> Job:
     return Job(
         "train.py",
         python=str(PYTHONS[tensorflow]),
-        supervision={"start_deadline_s": 10 if cell.kind == "never-starts" else 120},
+        supervision={"start_deadline_s": 20 if cell.kind == "never-starts" else 120},
         memory_bytes=4 << 30,
         timeout_s=200,
     )

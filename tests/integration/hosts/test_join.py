@@ -163,7 +163,7 @@ def test_each_machine_finds_its_own_tasks_and_a_scheduler_can_end_them(hall: Hal
 
 @pytest.mark.slow
 @pytest.mark.tensorflow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_two_workers_of_one_machine_train_with_one_of_another(hall: Hall) -> None:
     pair, third = hall.train((2, 1), "--epochs=1", "--examples=192")
     assert (pair.end(), third.end()) == (0, 0), pair.said + third.said
@@ -186,10 +186,10 @@ def logged(joined: Joined, task: str, what: str) -> float:
 
 @pytest.mark.slow
 @pytest.mark.tensorflow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_the_machine_that_loses_a_worker_exits_with_1_and_the_others_with_5(hall: Hall) -> None:
     joined = hall.train((1, 1), "--epochs=500", "--examples=192")
-    until(lambda: all(machine.step() > 3 for machine in joined), "some steps of all")
+    until(lambda: all(machine.step() > 3 for machine in joined), "some steps of all", LONG_S)
     *others, last = joined
     kill(last.pids("tfcluster_workers/boot.py"))
     assert last.end() == 1, last.said

@@ -201,7 +201,7 @@ def test_doctor_deep_imports_tensorflow_on_the_hosts_and_measures_their_link(
     first, second = (host.address for host in three.hosts[:2])
     cluster = {"worker": [f"{first}:0", f"{second}:0"]}
     run = three.start("doctor", str(three.spec(cluster=cluster)), "--deep")
-    assert run.end() == 0, run.said
+    assert run.end(240) == 0, run.said
     (line,) = [line for line in run.said.splitlines() if line.startswith("import")]
     assert len(re.findall(r"2\.\d+\.\d+ in [\d.]+ s: CPU", line)) == 2
     link = f"worker:0 ({first}) – worker:1 ({second})"

@@ -67,7 +67,7 @@ def test_a_training_that_hangs_names_the_line_that_all_wait_for(
     options = ("-n", "2", f"--python={PYTHONS[tensorflow]}", "train.py")
     run = Live(line, "run", *options, name=kind)
     try:
-        wait_for(lambda: "no step for" in run.said(), timeout=120, what=f"the stall; {run.said()}")
+        wait_for(lambda: "no step for" in run.said(), timeout=300, what=f"the stall; {run.said()}")
         said = " ".join(run.said().split())
         assert LINES[kind] in said, said
         stall = run.state()["stall"]
@@ -77,4 +77,4 @@ def test_a_training_that_hangs_names_the_line_that_all_wait_for(
             assert unprinted("guides/supervision.md", "no step for 31 s", said) == []
     finally:
         assert line.run("down", run.run_id).code == 0
-        run.process.wait(30)
+        run.process.wait(120)

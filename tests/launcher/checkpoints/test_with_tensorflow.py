@@ -39,7 +39,7 @@ def run(python: str, *args: object, stdin: str = "") -> None:
         input=stdin,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=280,
         env=os.environ | {"CUDA_VISIBLE_DEVICES": "-1"} | keras_2,
     )
     assert done.returncode == 0, done.stderr[-3000:]
