@@ -54,13 +54,11 @@ def test_worker_0_is_collateral_or_stopped_whatever_it_printed(broken: Trained) 
 
     Stopped, it may have told of its error by then.
     """
-    assert broken.said("worker:0", "Collective ops is aborted"), (
-        "the noise that hides the root cause"
-    )
     assert "worker:1  exit 1 (cause)" in broken.err
     (diagnosis,) = broken.of("diagnosis")
     (ended,) = broken.of("task_exited", "worker:0")
     if ended["ended_by"] == "itself":
+        assert broken.said("worker:0", "Collective ops is aborted"), "it hides the root cause"
         assert diagnosis["collateral"] == ["worker:0"]
         assert "worker:0  exit 1 (collateral)" in broken.err
     else:
@@ -70,7 +68,9 @@ def test_worker_0_is_collateral_or_stopped_whatever_it_printed(broken: Trained) 
 
 def test_the_page_shows_what_is_printed(broken: Trained) -> None:
     assert unprinted("tutorials/broken.md", "root cause", broken.out, broken.err) == []
-    assert unprinted("tutorials/broken.md", "UnavailableError: Graph", broken.out) == []
+    (ended,) = broken.of("task_exited", "worker:0")
+    if ended["ended_by"] == "itself":  # else it may have been stopped before its error
+        assert unprinted("tutorials/broken.md", "UnavailableError: Graph", broken.out) == []
 
 
 def test_the_run_is_not_restarted_and_the_message_says_so(broken: Trained) -> None:
