@@ -31,6 +31,8 @@ from tfcluster.wire.messages import LinkBack, LinkCut
 _T = TypeVar("_T")
 _R = TypeVar("_R", bound=msg.Report)
 NODE = NodePlan("local", "local", None, "/")
+LATE_S = 20.0
+"""By so much a busy machine may be late."""
 
 
 @pytest.fixture
@@ -101,7 +103,7 @@ def run(scenario: Callable[[], Awaitable[_T]]) -> _T:
 @in_a_loop
 async def test_closing_kills_the_tasks_and_reports_their_exits(folder: Path) -> None:
     async with connected(folder) as link:
-        await link.send(msg.Start(attempt=1, tasks=[entry(folder, "sleep", "9")]))
+        await link.send(msg.Start(attempt=1, tasks=[entry(folder, "sleep", "60")]))
         await anext(aiter(link))
     ends = [m async for m in link if isinstance(m, msg.TaskExited)]
     assert [(m.signal, m.ended_by) for m in ends] == [(signal.SIGKILL, "tfcluster")]
@@ -140,7 +142,7 @@ def assert_gone(*pids: int) -> None:
 def test_a_hanging_agent_is_killed_and_the_guard_kills_its_tasks(folder: Path, orders: int) -> None:
     async def scenario() -> float:
         async with connected(folder) as link:
-            await link.send(msg.Start(attempt=1, tasks=[entry(folder, "sleep", "9")]))
+            await link.send(msg.Start(attempt=1, tasks=[entry(folder, "sleep", "60")]))
             task = await take(aiter(link), msg.TaskStarted)
             os.kill(link.welcome.pid, signal.SIGSTOP)
             for _ in range(orders):
@@ -149,7 +151,7 @@ def test_a_hanging_agent_is_killed_and_the_guard_kills_its_tasks(folder: Path, o
         assert_gone(task.pid, link.welcome.pid, link.welcome.guard_pid)
         return time.monotonic() - since
 
-    assert run(scenario) < agent_link.CLOSE_S + 4
+    assert run(scenario) < agent_link.CLOSE_S + LATE_S
 
 
 @pytest.mark.linux("an agent is found below its guard in /proc")
@@ -158,7 +160,7 @@ def test_an_agent_that_does_not_acknowledge_a_stop_is_killed_and_reported(
 ) -> None:
     async def scenario() -> float:
         async with connected(folder) as link:
-            await link.send(msg.Start(attempt=1, tasks=[entry(folder, "sleep", "9")]))
+            await link.send(msg.Start(attempt=1, tasks=[entry(folder, "sleep", "60")]))
             task = await take(aiter(link), msg.TaskStarted)
             os.kill(link.welcome.pid, signal.SIGSTOP)
             since = time.monotonic()
@@ -168,16 +170,16 @@ def test_an_agent_that_does_not_acknowledge_a_stop_is_killed_and_reported(
         assert_gone(task.pid, link.welcome.pid, link.welcome.guard_pid)
         return time.monotonic() - since
 
-    assert run(scenario) < agent_link.ANSWER_S + 4
+    assert run(scenario) < agent_link.ANSWER_S + LATE_S
 
 
 @in_a_loop
 async def test_an_agent_that_acknowledges_a_stop_is_not_killed_however_long_the_grace(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agent_link, "ANSWER_S", 1.5)
+    monkeypatch.setattr(agent_link, "ANSWER_S", 5.0)
     async with connected(folder) as link:
-        script = "trap 'sleep 3; exit 7' TERM; echo ready; while :; do sleep 0.05; done"
+        script = "trap 'sleep 7; exit 7' TERM; echo ready; while :; do sleep 0.05; done"
         slow = entry(folder, "sh", "-c", script)
         await link.send(msg.Start(attempt=1, tasks=[slow]))
         messages = aiter(link)
@@ -242,15 +244,15 @@ def test_an_agent_that_hangs_before_the_hello_leaves_no_process(
     assert_gone(*pids)
 
 
+@pytest.mark.slow
 @pytest.mark.linux("an agent is found below its guard in /proc")
 @in_a_loop
 async def test_a_running_agent_that_hangs_is_lost_unless_it_resumes_in_time(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Long enough for the answer of an agent that waits for a processor.
-    monkeypatch.setattr(agent_link, "LOCAL_PING_S", 0.5)
-    monkeypatch.setattr(agent_link, "SECOND_LOOK_S", 0.25)
-    link = await nodes_of(folder, lease_s=2.0).connect(NODE, token="secret")
+    monkeypatch.setattr(agent_link, "LOCAL_PING_S", 1.5)
+    link = await nodes_of(folder, lease_s=6.0).connect(NODE, token="secret")
     await link.send(msg.Start(attempt=1, tasks=[entry(folder, "sleep", "60")]))
     messages = aiter(link)
     task, agent = (await take(messages, msg.TaskStarted)).pid, link.welcome.pid
@@ -261,6 +263,6 @@ async def test_a_running_agent_that_hangs_is_lost_unless_it_resumes_in_time(
     os.kill(agent, signal.SIGSTOP)
     rest = [message async for message in link]
     assert [type(one) for one in rest if not isinstance(one, msg.NodeUsage)] == [LinkCut]
-    assert "it did not answer for 2 s, so it was killed" in link.loss.reason
+    assert "it did not answer for 6 s, so it was killed" in link.loss.reason
     await link.close()
     assert_gone(task, agent, link.welcome.guard_pid)

@@ -34,6 +34,8 @@ from tfcluster.wire.messages import FileSlice, Log
 pytestmark = pytest.mark.linux("the agent's file process is found in /proc")
 
 MB = 1 << 20
+HANG_S = 240.0
+"""The file process is niced: on a busy machine it gets little of a core."""
 
 
 class Node:
@@ -113,7 +115,7 @@ def node() -> Iterator[Node]:
     folder = Path(tempfile.mkdtemp(prefix="tfc-"))  # a socket's path may have 108 bytes
     made = Node(folder)
     yield made
-    made.process._process.wait(20)
+    made.process._process.wait(60)
     assert not made.process.last_words()
     made.process._errors.close()
     assert not [*folder.glob("cache/passing/*")]
@@ -138,7 +140,7 @@ def over_a_link(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
 
     def run(node: Node, **given: Any) -> None:
         async def with_files() -> None:
-            async with asyncio.timeout(60), node.link() as link:
+            async with asyncio.timeout(HANG_S), node.link() as link:
                 await test(node, link.files, **given)
 
         asyncio.run(with_files())
@@ -275,8 +277,7 @@ async def test_hurry_still_applies_after_a_reconnect(node: Node, files: RemoteFi
     node.cut()
     await until(lambda: len(node.connections) > 1)
     received.may_continue.set()
-    async with asyncio.timeout(20):
-        await reading
+    await reading
 
 
 @over_a_link
@@ -329,7 +330,7 @@ async def test_every_wait_for_hanging_files_ends_with_an_error(
         with pytest.raises(FilesStalledError, match="gpu1 has answered nothing about its files"):
             await ask[what]()
     os.kill(node.file_process, signal.SIGCONT)
-    files._node.silence_s = 60.0
+    files._node.silence_s = HANG_S
     await ask[what]()
 
 
@@ -354,6 +355,7 @@ async def test_a_cut_connection_is_not_reported_as_hanging_files(
     scanning = asyncio.create_task(files.scan(str(node.data)))
     done, _ = await asyncio.wait([scanning], timeout=1.5)
     assert not done
+    files._node.silence_s = HANG_S  # for the answer itself
     off.set()
     assert [path for path, _, _ in await scanning] == ["a"]
 
