@@ -567,7 +567,7 @@ def test_a_run_of_this_process_that_could_not_record_its_end_is_lost(
     coordinator.join()
     monkeypatch.setitem(run_handle._threads, paths, coordinator)
 
-    assert tfcluster.Run(paths).wait(timeout=5).status == "lost"
+    assert tfcluster.Run(paths).wait(timeout=60).status == "lost"
 
 
 # -- run folders ---------------------------------------------------------------------------------

@@ -109,7 +109,7 @@ class Scene:
         """Do the work within seconds, or until the run is over."""
 
         async def within_seconds() -> None:
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(30):
                 with contextlib.suppress(RunOver):
                     await self.loop.run(work())
 

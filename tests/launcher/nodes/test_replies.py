@@ -40,7 +40,7 @@ class Scene:
         )
 
         async def within_seconds() -> None:
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(30):
                 await waiting
 
         asyncio.run(within_seconds())

@@ -84,7 +84,7 @@ Examine = Callable[[Messages], PreflightReport]
 def examine(tmp_path: Path) -> Examine:
     def run(answers: Messages) -> PreflightReport:
         async def within_seconds() -> PreflightReport:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 plan = replace(plan_of(), workdir=str(tmp_path))
                 agent: Any = Agent(answers)
                 return await doctor._examine_nodes(

@@ -45,7 +45,7 @@ def with_server(
 
 def say(path: Path, data: bytes) -> bytes:
     with socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(5)
+        connection.settimeout(60)
         connection.connect(str(path))
         connection.sendall(data)
         connection.shutdown(socket.SHUT_WR)
@@ -137,7 +137,7 @@ SAY = """
 import os, socket, sys
 os.setuid(65534)
 with socket.socket(socket.AF_UNIX) as connection:
-    connection.settimeout(5)
+    connection.settimeout(60)
     connection.connect(sys.argv[1])
     connection.sendall(b'{"op": "status"}\\n')
     os.write(1, connection.recv(1000))

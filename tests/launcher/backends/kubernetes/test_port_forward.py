@@ -230,8 +230,10 @@ def test_a_pod_that_reads_nothing_is_left_after_a_while(
         is_over.wait(HANG_S)
 
     made.append(server := Server(serve))
+    before = threading.enumerate()  # with those of earlier tests that are just ending
     opened = connect(server, roots)
-    (carrier,) = [each for each in threading.enumerate() if each.name == "port-forward to pod"]
+    new = [each for each in threading.enumerate() if each not in before]
+    (carrier,) = [each for each in new if each.name == "port-forward to pod"]
     opened.settimeout(0.5)
     with contextlib.suppress(TimeoutError):
         opened.sendall(bytes(50_000_000))
