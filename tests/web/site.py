@@ -62,7 +62,7 @@ def serve(line: CommandLine, *options: str) -> Iterator[Site]:
         yield Site(wait_for(url, what="the URL"), line.home)
     finally:
         process.send_signal(signal.SIGINT)
-        process.wait(30)
+        process.wait(120)
 
 
 @contextlib.contextmanager

@@ -15,7 +15,9 @@ from .synthetic import new_run
 pytestmark = pytest.mark.slow
 
 TOOLS = """
-const tick = () => new Promise((done) => setTimeout(done, 20));
+const tick = async () => {  // some turns of the event loop, however long each takes
+  for (let turn = 0; turn < 10; turn += 1) await new Promise((done) => setTimeout(done, 2));
+};
 const asked = [];
 const answer = (page) => asked.shift()(new Response(JSON.stringify(page)));
 const urls = [];

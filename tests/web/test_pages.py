@@ -9,6 +9,7 @@ import pytest
 from selenium.webdriver.common.keys import Keys
 from tests.browser import Browser
 from tests.integration.commandline import CommandLine, wait_for
+from tests.integration.live import free_ports
 
 from tfcluster.rundir import events as ev
 
@@ -303,10 +304,10 @@ def test_a_page_follows_its_run_and_says_so_and_resumes_when_it_loses_its_server
 def test_a_page_of_an_earlier_server_says_what_to_do(
     line: CommandLine, chromium: Browser, home: Path
 ) -> None:
-    with serve(line) as first:
+    port = str(*free_ports(1))  # which nobody takes between the servers
+    with serve(line, "--port", port) as first:
         page = Page(chromium, first)
         page.wait("document.querySelectorAll('#runs tbody tr').length")
-    port = first.origin.rpartition(":")[2]
     page.wait_for_text("#connection", "Reconnecting")
     with serve(line, "--port", port):
         page.wait_for_text("#connection", "open the link that `tfcluster ui` printed")
