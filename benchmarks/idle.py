@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import psutil
-from benchmarks.harness import Arm, Claim, Metric, Quantity, Taken
+from benchmarks.harness import Arm, Claim, Failed, Metric, Quantity, Taken
 from benchmarks.launchers import LAUNCHERS, Launcher, stubs
 from benchmarks.sandbox import Sandbox, sandbox
 from benchmarks.stamps import stamps
@@ -34,7 +34,10 @@ def _idle(settle_s: float, look: Look, launcher: Launcher, *, on_terminal: bool 
         process = _start_on(terminal, box, command) if on_terminal else box.start(command)
         box.until(lambda: len(stamps(box.folder)) == TASKS, "all tasks")
         time.sleep(settle_s)
-        taken = look(_own(box, {one.pid for one in stamps(box.folder)}))
+        try:
+            taken = look(_own(box, {one.pid for one in stamps(box.folder)}))
+        except psutil.NoSuchProcess as error:
+            raise Failed(f"the launcher was still at work: {error}") from error
         process.terminate()
         process.wait(60)
         return taken

@@ -49,20 +49,22 @@ def make(base, folder, requirement, hashes):
     pin = folder / "pin.txt"
     pin.write_text(f"{pinned}\n")
     only = ("--no-deps", "--require-hashes", "--target", packages, "--requirement", pin)
-    _run(python, "-m", "pip", "install", *quiet, *only)
+    _run(python, "-m", "pip", "install", *quiet, *only, tries=3)
     # Python reads this after the environment's own packages, so it finds this Keras first.
     (packages / "below.pth").write_text(f"{below}\n")
     mark.write_text(wanted)
     sys.stderr.write(f"{folder.relative_to(ROOT)}: {requirement} over {base.name}\n")
 
 
-def _run(*command):
+def _run(*command, tries=1):
     done = subprocess.run(
         [str(part) for part in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
     if done.returncode:
         sys.stderr.write(done.stdout.decode(errors="replace"))
-        raise SystemExit("{}: failed".format(" ".join(map(str, command))))
+        if tries == 1:
+            raise SystemExit("{}: failed".format(" ".join(map(str, command))))
+        _run(*command, tries=tries - 1)  # a download may have broken off
 
 
 def _options():

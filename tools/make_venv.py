@@ -46,7 +46,8 @@ def main():
         tools.write(build_tools(pins.read_text()))
         tools.flush()
         for wanted in (tools.name, str(pins)):
-            _run([*pip, "--require-hashes", "--requirement", wanted], options.folder)
+            install = [*pip, "--require-hashes", "--requirement", wanted]
+            _run(install, options.folder, tries=3)  # pip does not repeat a download that broke off
     if options.editable:
         _run([*pip, "--editable", options.editable], options.folder)
     say(f"{options.folder}: ready after {time.monotonic() - started:.0f} s")
@@ -110,8 +111,11 @@ def _is_of(folder, version):
     return python.exists() and _version_of(str(python)) == version
 
 
-def _run(command, label):
-    """Run quietly, report every 20 s that it is still running, show the output of a failure."""
+def _run(command, label, tries=1):
+    """Run quietly, report every 20 s that it is still running, show the output of a failure.
+
+    `tries`: how often it is run until it succeeds.
+    """
     done = threading.Event()
     ticker = threading.Thread(target=_tick, args=(label, done), daemon=True)
     with tempfile.TemporaryFile("w+") as output:
@@ -126,7 +130,10 @@ def _run(command, label):
             output.seek(0)
             say("".join(output.readlines()[-30:]).rstrip())
             say(f"{label}: failed: {' '.join(command)}")
-            raise SystemExit(1)
+            if tries == 1:
+                raise SystemExit(1)
+    if code:
+        _run(command, label, tries - 1)
 
 
 def _tick(label, done):
