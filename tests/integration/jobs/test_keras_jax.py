@@ -13,7 +13,7 @@ from tests.documentation import unprinted
 from .lab import PYTHONS, ROOT, SPECS, Lab, Trained, a_lab
 
 # Four runs of JAX, one of DTensor, and one of a stand-in for torch.
-pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(900)]
 
 PYTHON = f"--python={ROOT / '.venv-jax/bin/python'}"
 SMALL = ("--epochs=3", "--examples=960")

@@ -23,7 +23,7 @@ from .lab import PYTHONS, SPECS, Lab, Trained, a_lab
 from .own_searches import CHIEF_DIES, DIES, FAILS, SCRIPT
 
 # A chief and two tuners, each with its own TensorFlow process.
-pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(900)]
 
 SPEC = str(SPECS / "tuner-2t.json")
 SMALL = ("--examples", "400", "--epochs", "2")

@@ -353,7 +353,9 @@ FIT_SPEC = {"name": "fit", "cluster": {"worker": 2}, "job": {"script": "fit.py"}
 
 
 def losses(run: Run, name: str) -> list[float]:
-    logs = "".join(run.log("worker:0", attempt) for attempt in (1, 2))
+    # Slurm may take so long to preempt it that the frozen attempt is started again before.
+    attempts = range(1, 1 + len([*run.folder.glob("logs/attempt-*")]))
+    logs = "".join(run.log("worker:0", attempt) for attempt in attempts)
     return [float(loss) for loss in re.findall(rf"^{name} \d+ loss (\S+)", logs, re.MULTILINE)]
 
 
