@@ -57,8 +57,9 @@ def test_a_name_is_only_text_on_every_page(page: Page, site: Site, name: str) ->
 def test_a_damaged_run_is_listed_and_says_why(page: Page, site: Site) -> None:
     run = new_run(site.home, "broken-state", started=time.time())
     run.writer.close()
-    run.paths.state.write_text('{"run": "<b>", "tasks": 7')
     page.open("/")
+    page.wait_for_text("#runs", "broken-state")
+    run.paths.state.write_text('{"run": "<b>", "tasks": 7')
     page.wait_for_text("#runs", "damaged")
     page.open(f"/runs/{run.paths.run_id}")
     page.wait_for_text("#status", "damaged")

@@ -217,6 +217,8 @@ class StateFile:
         self._shown: RunSnapshot | None = None
         """The state, as it was last corrected."""
         self._corrects_at = 0.0
+        self.damage: DamagedRunError | None = None
+        """The reason why the file could not be read the last time; None if it was."""
 
     def read(self) -> RunSnapshot | None:
         """Return the newest readable state, or None if there has been none yet."""
@@ -225,8 +227,11 @@ class StateFile:
             if (stat.st_mtime_ns, stat.st_ino) != self._stamp:
                 self._snapshot = self._shown = load_recorded(self._paths)
                 self._stamp = (stat.st_mtime_ns, stat.st_ino)
-        except (OSError, DamagedRunError):
-            pass
+            self.damage = None
+        except OSError as error:
+            self.damage = DamagedRunError(self._paths, error, None)
+        except DamagedRunError as error:
+            self.damage = error
         snapshot, is_due = self._snapshot, time.monotonic() >= self._corrects_at
         if snapshot is not None and is_due and is_out_of_sight(snapshot):
             self._shown = correct_silent(self._paths, snapshot)

@@ -102,8 +102,9 @@ class RunIndex:
         """Return the row of a run; empty for one that may just begin."""
         file = self._files.setdefault(paths.run_id, job_watch.WatchedState(paths))
         snapshot = file.read()
-        if snapshot is None:
-            return _damaged_row(paths)
+        if snapshot is None or file.damage is not None:
+            self._rows.pop(paths.run_id, None)
+            return _damaged_row(paths, file.damage)
         status = current_status(snapshot)
         known = self._rows.get(paths.run_id)
         if known is None or known[0] is not snapshot or known[1] is not status:
@@ -147,12 +148,10 @@ def _describe_row(snapshot: RunSnapshot, status: str) -> dict[str, Any]:
     return row | figures_of(snapshot).to_json()
 
 
-def _damaged_row(paths: RunPaths) -> dict[str, Any]:
-    try:
-        registry.load(paths)
+def _damaged_row(paths: RunPaths, error: DamagedRunError | None) -> dict[str, Any]:
+    if error is None or error.may_be_new:
         return {}
-    except DamagedRunError as error:
-        return {} if error.may_be_new else _describe_row(_damaged_snapshot(paths, error), "damaged")
+    return _describe_row(_damaged_snapshot(paths, error), "damaged")
 
 
 @dataclass(frozen=True, slots=True)
