@@ -192,7 +192,7 @@ class CommandLine:
         """Wait for those of ended runs: in the background they report the end, and then exit."""
         ended = set[int]()
         for path in self.home.glob("runs/*/state.json"):
-            with contextlib.suppress(OSError, ValueError, KeyError):
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
                 state = json.loads(path.read_text())
                 if state["exit_code"] is not None:
                     ended.add(state["pid"])

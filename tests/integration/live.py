@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import random
 import signal
 import socket
 import subprocess
@@ -162,18 +160,25 @@ def is_free(port: int) -> bool:
 def _own_ports() -> Iterator[int]:
     """Yield ports that only this process of the tests gives to its tests, again and again.
 
-    They are below the range from which the kernel gives ports to whoever asks for any port.
+    They are below the ranges from which the kernel and Kubernetes give ports to whoever asks. Who
+    has bound the first port of a block has the block.
     """
-    number, count = int(os.environ.get("PYTEST_XDIST_WORKER", "gw11").removeprefix("gw")), 1000
-    first, start = 20_000 + number % 12 * count, random.randrange(count)
-    return itertools.cycle(first + (start + place) % count for place in range(count))
+    for first in range(20_000, 30_000, _BLOCK):
+        with socket.socket() as claim:
+            try:
+                claim.bind(("0.0.0.0", first))
+            except OSError:
+                continue
+            yield from itertools.cycle(range(first + 1, first + _BLOCK))
+    raise AssertionError("other processes of tests have all ports")
 
 
+_BLOCK = 400
 _ports = _own_ports()
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports in a row that no process has, and that none takes until the test does."""
+    """Return ports in a row that no process has, and that no other test takes meanwhile."""
     while True:
         ports = [next(_ports) for _ in range(count)]
         if ports[-1] - ports[0] == count - 1 and all(map(is_free, ports)):

@@ -149,8 +149,9 @@ def test_attach_json_prints_the_lines_of_the_event_file(shell: CommandLine) -> N
     shell.script("family.py", FAMILY)
     run = InBackground(shell, "run", "-n", "2", "family.py")
     attached = shell.start("attach", "--json")
-    shown = [stream for stream in (attached.stdout,) if stream]
-    wait_for(lambda: select.select(shown, [], [], 0)[0], what="the first events")
+    shown = attached.stdout
+    assert shown is not None
+    wait_for(lambda: select.select([shown], [], [], 0)[0], what="the first events")
     Family(run)
     shell.script("finish", "")
     out, err = attached.communicate(timeout=30)

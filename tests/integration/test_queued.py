@@ -4,23 +4,14 @@ from __future__ import annotations
 
 import json
 import subprocess
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from tests.forked import COMMAND
 from tests.installed_template import install
-from tests.integration.commandline import CommandLine
+from tests.integration.commandline import CommandLine, wait_for
 
 SHOW = "import os; print(os.environ['TF_CONFIG'], flush=True)"
-
-
-def wait_until(is_true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not is_true():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 class Queue:
@@ -71,7 +62,7 @@ def queue(shell: CommandLine, package: Path) -> Queue:
 
 def test_a_queued_run_says_why_and_starts_once_its_nodes_are_there(queue: Queue) -> None:
     up = queue.start("up", str(queue.spec))
-    wait_until(lambda: queue.reasons() == ["0 of 2 slots are free"])
+    wait_for(lambda: queue.reasons() == ["0 of 2 slots are free"])
     (listed,) = queue.say("ps").splitlines()[1:]
     assert "queued" in listed
     assert "  0 of 2 slots are free" in listed
@@ -96,7 +87,7 @@ def test_a_queued_run_says_why_and_starts_once_its_nodes_are_there(queue: Queue)
 def test_a_queued_run_can_be_stopped_and_takes_no_nodes(queue: Queue) -> None:
     up = queue.start("up", str(queue.spec))
     queue.free("127.0.0.1")
-    wait_until(lambda: queue.reasons()[-1:] == ["1 of 2 slots are free"])
+    wait_for(lambda: queue.reasons()[-1:] == ["1 of 2 slots are free"])
     assert "stopping" in queue.say("down")
     _, err = up.communicate(timeout=200)
     assert up.returncode == 143, err

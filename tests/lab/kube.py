@@ -169,6 +169,8 @@ class KubeCluster:
         self.repair(CONTROL)
         if not self.machines.pids(CONTROL, "kube-apiserver"):
             self.start_api_server()
+        elif not self.machines.pids(CONTROL, MANAGER):
+            self._start_controllers()
         for name in self.names:
             if name not in self.machines.lab.machines:
                 self.boot(name)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.integration.commandline import wait_for
 
 from .conftest import Boot, Start
 
@@ -70,11 +71,11 @@ def test_stop_freezes_the_process_and_hang_only_the_training_thread(
 ) -> None:
     stopped = start("script", loop, env=at_step("stop"))
     hanging = start("script", loop, env=at_step("hang"))
-    until(lambda: state_of(stopped.process.pid) == "T")
+    wait_for(lambda: state_of(stopped.process.pid) == "T")
     os.kill(stopped.process.pid, signal.SIGCONT)
     assert stopped.end().code == 0
-    until(lambda: any(event["type"] == "chaos_injected" for event in hanging.events))
-    until(lambda: state_of(hanging.process.pid) == "S")  # the report comes before the hang
+    wait_for(lambda: any(event["type"] == "chaos_injected" for event in hanging.events))
+    wait_for(lambda: state_of(hanging.process.pid) == "S")  # the report comes before the hang
     os.kill(hanging.process.pid, signal.SIGUSR1)
     time.sleep(0.3)
     assert state_of(hanging.process.pid) == "S"
@@ -87,13 +88,6 @@ def test_stop_freezes_the_process_and_hang_only_the_training_thread(
 
 def state_of(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-
-
-def until(holds: Any, within_s: float = 120) -> None:
-    deadline = time.monotonic() + within_s
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_a_fault_at_a_skipped_step_is_injected_at_the_next_report(

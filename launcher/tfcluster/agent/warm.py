@@ -8,6 +8,7 @@ ends it; ``run`` is answered with `entry.READY` once the agent listens for that 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -66,9 +67,8 @@ class WarmWait:
             return self._serve()
         finally:
             set_process_name(name)
-            with _locked(os.path.dirname(path)), contextlib.suppress(OSError):
+            with _locked(os.path.dirname(path)), self._listener, contextlib.suppress(OSError):
                 os.unlink(path)  # no other agent replaces the socket while this one listens
-                self._listener.close()
             self._recorder.drop_file(path)
 
     def _serve(self) -> tuple[AgentConfig, socket.socket] | None:
@@ -125,4 +125,5 @@ def _locked(folder: str) -> Iterator[None]:
 
 def _has_listener(path: str) -> bool:
     with socket.socket(socket.AF_UNIX) as probe:
-        return probe.connect_ex(path) == 0
+        probe.setblocking(False)  # the queue of one that was stopped may be full
+        return probe.connect_ex(path) in (0, errno.EAGAIN)

@@ -97,6 +97,8 @@ class DamagedRunError(RunFolderError):
         self.is_foreign = isinstance(error, PermissionError)
         """True for a run that this user may not read: another user started it."""
         self._has_no_state = isinstance(error, FileNotFoundError)
+        self.may_pass = not isinstance(error, (ValueError, PermissionError, FileNotFoundError))
+        """True for an error of the machine, such as that of a shared file system."""
         fix = f"`tfcluster rm {paths.run_id}` removes its folder with its checkpoints and logs"
         if isinstance(version, str) and version != __version__:
             fix = f"tfcluster {version} wrote it, and this is {__version__}: use that version"
@@ -218,7 +220,7 @@ class StateFile:
         """The state, as it was last corrected."""
         self._corrects_at = 0.0
         self.damage: DamagedRunError | None = None
-        """The reason why the file could not be read the last time; None if it was."""
+        """The error of the last try to read the file; None if it could be read."""
 
     def read(self) -> RunSnapshot | None:
         """Return the newest readable state, or None if there has been none yet."""

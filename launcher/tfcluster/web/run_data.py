@@ -101,10 +101,11 @@ class RunIndex:
     def _row(self, paths: RunPaths) -> dict[str, Any]:
         """Return the row of a run; empty for one that may just begin."""
         file = self._files.setdefault(paths.run_id, job_watch.WatchedState(paths))
-        snapshot = file.read()
-        if snapshot is None or file.damage is not None:
+        snapshot, damage = file.read(), file.damage
+        if damage is not None and not (snapshot is not None and damage.may_pass):
             self._rows.pop(paths.run_id, None)
-            return _damaged_row(paths, file.damage)
+            return {} if damage.may_be_new else _damaged_row(paths, damage)
+        assert snapshot is not None
         status = current_status(snapshot)
         known = self._rows.get(paths.run_id)
         if known is None or known[0] is not snapshot or known[1] is not status:
@@ -148,9 +149,7 @@ def _describe_row(snapshot: RunSnapshot, status: str) -> dict[str, Any]:
     return row | figures_of(snapshot).to_json()
 
 
-def _damaged_row(paths: RunPaths, error: DamagedRunError | None) -> dict[str, Any]:
-    if error is None or error.may_be_new:
-        return {}
+def _damaged_row(paths: RunPaths, error: DamagedRunError) -> dict[str, Any]:
     return _describe_row(_damaged_snapshot(paths, error), "damaged")
 
 

@@ -6,12 +6,12 @@ import json
 import re
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from tests.integration.commandline import wait_for
 from tests.lab.docker_images import JOIN, ROOT
 from tests.lab.dockerd import Docker
 
@@ -88,15 +88,8 @@ class Project:
 
     def end(self) -> list[str]:
         """Wait until both containers have exited, and return their states."""
-        wait_for(lambda: all("exited" in self.state(index) for index in (0, 1)), HANG_S)
+        wait_for(lambda: all("exited" in self.state(index) for index in (0, 1)), timeout=HANG_S)
         return [self.state(index) for index in (0, 1)]
-
-
-def wait_for(condition: Callable[[], bool], hang_s: float) -> None:
-    deadline = time.monotonic() + hang_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.5)
 
 
 @pytest.fixture
@@ -122,7 +115,7 @@ class TestTraining:
 
     def test_after_a_failure_compose_restarts_both_and_they_resume(self, project: Project) -> None:
         project("up", "--detach")
-        wait_for(lambda: len(losses_of(project.lines(1))) >= 3, HANG_S)
+        wait_for(lambda: len(losses_of(project.lines(1))) >= 3, timeout=HANG_S)
         project.docker("exec", project.container(1), "python3", "-c", KILL)
         assert project.end() == ["exited 0 1", "exited 0 1"], project("logs")
         losses = [losses_of(project.lines(index)) for index in (0, 1)]

@@ -12,7 +12,7 @@ from tests.integration.live import Live
 
 from .lab import PYTHONS, Lab, a_lab
 
-pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(900)]
 
 SLEEP_S = 0.6
 """Much longer than what a busy machine adds to a step."""

@@ -11,7 +11,7 @@ from tests.integration.live import Live
 
 from .lab import PYTHONS, Lab, a_lab
 
-pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(900)]
 
 TRAIN = """
 import time

@@ -179,10 +179,11 @@ def _object(version: str, kind: str, name: str) -> dict[str, Any]:
 
 def _first_right(rules: Sequence[Mapping[str, Any]]) -> Sequence[str]:
     """Return a verb and a resource that a role with these rules allows; nothing without rules."""
-    for rule in rules:
-        group, resource = rule["apiGroups"][0], rule["resources"][0]
-        return rule["verbs"][0], f"{resource}.{group}" if group else resource
-    return ()
+    if not rules:
+        return ()
+    first = rules[0]
+    group, resource = first["apiGroups"][0], first["resources"][0]
+    return first["verbs"][0], f"{resource}.{group}" if group else resource
 
 
 def _cluster_of(config: Path) -> tuple[str, Path]:

@@ -8,12 +8,12 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.integration.commandline import wait_for
 from tests.launcher.conftest import plan_of
 
 from tfcluster.backends import job_watch, jobs, past_runs
@@ -88,15 +88,6 @@ def submitted(home: Any, fake: Fake, *events: ev.Event, cluster: str = "north") 
     return paths
 
 
-def until(look: Callable[[], Any]) -> Any:
-    """Call `look` until it returns something true, and return that."""
-    deadline = time.monotonic() + 60
-    while not (found := look()):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    return found
-
-
 STARTED = (
     ev.NodeConnected(node="local", pid=10, guard_pid=11),
     ev.TaskStarted(task="worker:0", attempt=1, node="local", pid=20),
@@ -121,7 +112,7 @@ def test_a_job_that_is_queued_again_without_a_word_is_queued(home_dir: Any, fake
     file = job_watch.WatchedState(paths)
     file.read()
     job_watch._scheduler_of(registry.load(paths)).make_due(0.0)
-    assert until(file.news) == ["queued again: Priority"]
+    assert wait_for(file.news) == ["queued again: Priority"]
 
 
 def test_a_job_that_runs_without_its_coordinator_is_not_running(home_dir: Any, fake: Fake) -> None:
@@ -185,7 +176,7 @@ def test_an_answer_does_not_count_for_what_was_written_after_it(
     monkeypatch.setattr(job_watch, "INTERVAL_S", 600.0)
     paths = submitted(home_dir, fake)
     file = job_watch.WatchedState(paths)
-    until(lambda: (file.read() or state_of(paths)).waits_for == "nodes: Priority")
+    wait_for(lambda: (file.read() or state_of(paths)).waits_for == "nodes: Priority")
     state = state_of(paths)
     writer = RunWriter(state, paths)
     for event in (ev.NodesAllocated(hosts={}, addresses={}), *STARTED):
@@ -344,7 +335,7 @@ def test_news_are_what_has_changed(
             heard.extend(file.news())
             return len(heard) >= count
 
-        until(has_heard)
+        wait_for(has_heard)
         return heard[count - 1 :]
 
     now = time.time()
@@ -374,7 +365,7 @@ def test_a_silent_scheduler_of_a_running_run_is_news_where_the_files_come_from_t
         heard.extend(file.news())
         return bool(job_watch.silences())
 
-    until(is_silent)
+    wait_for(is_silent)
     heard += file.news()
     if is_copied:
         fake.following.problem = "no API server"  # known already

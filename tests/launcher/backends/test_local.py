@@ -173,6 +173,7 @@ def test_an_agent_that_does_not_acknowledge_a_stop_is_killed_and_reported(
     assert run(scenario) < agent_link.ANSWER_S + LATE_S
 
 
+@pytest.mark.slow
 @in_a_loop
 async def test_an_agent_that_acknowledges_a_stop_is_not_killed_however_long_the_grace(
     folder: Path, monkeypatch: pytest.MonkeyPatch

@@ -59,6 +59,29 @@ def test_a_changed_deleted_or_new_run_is_noticed(client: TestClient, make_run: M
     assert listed() == {first.run_id: "failed", third.run_id: "succeeded"}
 
 
+@pytest.mark.parametrize("may_pass", [False, True])
+def test_a_run_whose_state_was_readable_is_damaged_until_it_is_again(
+    client: TestClient, make_run: MakeRun, may_pass: bool
+) -> None:
+    """An error of the machine that may pass leaves the row as it was."""
+
+    def listed() -> list[str]:
+        return [row["status"] for row in client.get("/api/runs").json()["runs"]]
+
+    paths = make_run()
+    state, kept = paths.state.read_text(), paths.root / "kept"
+    assert listed() == ["succeeded"]
+    paths.state.rename(kept)
+    if may_pass:
+        paths.state.symlink_to(paths.state)  # too many levels of links
+    else:
+        paths.state.write_text("{")
+    assert listed() == ["succeeded" if may_pass else "damaged"]
+    paths.state.unlink()
+    paths.state.write_text(state)
+    assert listed() == ["succeeded"]
+
+
 def test_a_damaged_run_is_listed_with_the_reason(client: TestClient, make_run: MakeRun) -> None:
     paths = make_run()
     paths.state.write_text("{")

@@ -421,6 +421,11 @@ def test_a_pod_waits_for_a_node_as_long_as_the_run_does() -> None:
     assert _natures(full, 86400) == [None]
 
 
+def test_a_quota_that_was_not_counted_for_a_minute_never_will_be() -> None:
+    unknown = reasons.refused('pods "p" is forbidden: status unknown for quota: q, resources: pods')
+    assert _natures(unknown, 0, 59, 60) == [None, None, LossNature.PERMANENT]
+
+
 def _natures(reason: Reason | None, *lasted: float) -> list[LossNature | None]:
     assert reason is not None
     return [reason.after(seconds).nature for seconds in lasted]
