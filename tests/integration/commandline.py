@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import select
 import signal
 import struct
@@ -200,11 +201,25 @@ class CommandLine:
             wait_for(lambda: not any(each.pid in ended for each in self.left()), timeout=20)
 
     def _doubts(self) -> list[dict[str, Any]]:
-        """Return the events of all runs that tell of a stall or an alert."""
-        logs = self.home.glob("runs/*/events.jsonl")
-        lines = (line for log in logs for line in log.read_text(errors="replace").splitlines())
-        told = (json.loads(line) for line in lines if '"alert"' in line or '"stalled"' in line)
-        return [event for event in told if event["type"] in ("alert", "stalled")]
+        """Return the events of all runs that tell of a stall or an alert without a cause.
+
+        A coordinator of parameter servers may wait long until it is connected again to a worker
+        that has started anew: TensorFlow holds its lock meanwhile.
+        """
+        doubts = list[dict[str, Any]]()
+        for log in self.home.glob("runs/*/events.jsonl"):
+            lines = log.read_text(errors="replace").splitlines()
+            events = map(json.loads, filter(_DOUBTS.search, lines))
+            kinds = {"alert", "stalled"}
+            for event in events:
+                if event["type"] == "restarting" and event.get("task"):
+                    kinds.discard("stalled")
+                elif event["type"] in kinds:
+                    doubts.append(event)
+        return doubts
+
+
+_DOUBTS = re.compile(r'"(alert|stalled|restarting)"')
 
 
 def read_events(folder: Path) -> list[dict[str, Any]]:
