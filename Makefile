@@ -89,7 +89,7 @@ $(JAX): constraints/jax.txt tools/make_venv.py
 		--what "Keras on JAX" --constraints constraints/jax.txt
 	@touch $@
 
-up: setup ## train the first example: two workers on this machine
+up: $(NEWEST) ## train the first example: two workers on this machine
 	@$(BIN)/tfcluster up cluster_specs/localhost-2w.json
 
 # `make test` is what tfcluster promises for one machine; tests/scheduling.py lists the rest. Two
