@@ -102,9 +102,11 @@ class RunIndex:
         """Return the row of a run; empty for one that may just begin."""
         file = self._files.setdefault(paths.run_id, job_watch.WatchedState(paths))
         snapshot, damage = file.read(), file.damage
-        if damage is not None and not (snapshot is not None and damage.may_pass):
+        if damage is not None and (snapshot is None or not damage.may_pass):
             self._rows.pop(paths.run_id, None)
-            return {} if damage.may_be_new else _damaged_row(paths, damage)
+            if damage.may_be_new:
+                return {}
+            return _describe_row(_damaged_snapshot(paths, damage), "damaged")
         assert snapshot is not None
         status = current_status(snapshot)
         known = self._rows.get(paths.run_id)
@@ -147,10 +149,6 @@ def _describe_row(snapshot: RunSnapshot, status: str) -> dict[str, Any]:
         "reason": history.format_short_reason(snapshot),
     }
     return row | figures_of(snapshot).to_json()
-
-
-def _damaged_row(paths: RunPaths, error: DamagedRunError) -> dict[str, Any]:
-    return _describe_row(_damaged_snapshot(paths, error), "damaged")
 
 
 @dataclass(frozen=True, slots=True)
